@@ -304,6 +304,13 @@ async def test_a_user_may_keep_so_many_bytes(make_site: MakeSite, monkeypatch: p
     assert (begun.status_code, begun.json()["code"]) == (413, "file_quota"), "nothing is left"
     await site.client.delete(f"/api/v1/files/{kept['id']}")
     await upload(site.client, b"c" * 600, user_id="ada")
+    output = {"filename": "a", "user_id": "eve", "purpose": "batch_output"}  # results of batches do not count
+    for refused in (
+        await site.client.post("/api/v1/files", params=output, content=b"c"),
+        await site.client.post("/api/v1/uploads", json=output),
+        await site.client.post("/api/v1/files", files={"file": ("a", b"c"), "purpose": (None, "batch_output")}),
+    ):
+        assert (refused.status_code, refused.json()["code"]) == (422, "invalid_input"), refused.text
 
 
 async def test_files_are_listed_page_by_page(site: Site) -> None:

@@ -15,6 +15,7 @@ from fairlead.artifacts.files import Files, NewFile
 from fairlead.domain import files as domain
 from fairlead.domain.access import Role
 from fairlead.domain.events import iso, utc
+from fairlead.domain.file_batch import OUTPUT
 from fairlead.domain.files import File
 from fairlead.domain.pagination import MAX_PAGE
 from fairlead.domain.submission import ANONYMOUS, MAX_USER_ID
@@ -127,7 +128,7 @@ async def upload_file(request: Request, query: Annotated[models_files.UploadQuer
     if fields.sha256 not in (None, written.sha256):
         raise InvalidInput(f"the bytes that arrived have the SHA-256 {written.sha256}", pointer="/sha256")
     expires_at = _expiry(request, fields.expires_after)
-    file = await files.complete(replace(written, purpose=domain.check_purpose(fields.purpose), expires_at=expires_at))
+    file = await files.complete(replace(written, purpose=_purpose(fields), expires_at=expires_at))
     return json_response(await view_of(files, file), 201, {"Location": f"{FILES}/{file.id}"})
 
 
@@ -145,9 +146,15 @@ def _new(request: Request, fields: models_files.UploadQuery | models_files.Uploa
         _owner(request, fields.user_id),
         fields.filename,
         type_,
-        domain.check_purpose(fields.purpose),
+        _purpose(fields),
         _expiry(request, fields.expires_after),
     )
+
+
+def _purpose(fields: models_files.UploadQuery | models_files.UploadRequest) -> str:
+    if fields.purpose == OUTPUT:  # such files do not count in `artifacts.max_user_bytes`
+        raise InvalidInput(f"the purpose {OUTPUT} is that of the results of batches", pointer="/purpose")
+    return domain.check_purpose(fields.purpose)
 
 
 def _owner(request: Request, user_id: str | None) -> str:

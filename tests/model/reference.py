@@ -16,7 +16,7 @@ from fairlead.domain.costs import ENOUGH, Ratio
 from fairlead.domain.fair_share import DEFAULT_COST, SECOND, averaged, charge, micros, smoothed
 from fairlead.domain.groups import UNDECLARED_GROUP, GroupRules, levels_of, parent_of
 from fairlead.domain.job import RANK_RETRY, Hold
-from fairlead.domain.rates import Rate
+from fairlead.domain.rates import UNLIMITED, Rate
 from fairlead.domain.rules import SECONDS, Order, ServiceRules
 
 BANDS = (0, 1, 2, 3)
@@ -427,6 +427,9 @@ class RatedCall:
     counted_at: dict[Key, int] = field(default_factory=dict)
     more: tuple[int, int] = (0, 0)
     """Units beyond those reserved, and when the call ended."""
+    open_until: int = 0
+    """If the queue was rebuilt while the call was running: the time by which the dispatcher knew again that it was sent
+    or ended."""
 
 
 @dataclass
@@ -447,6 +450,15 @@ class RateLog:
         for call in self.calls:
             if call.lease == lease and not call.counted_at:
                 self._count(call, min(now, call.granted_at + micros(after)), now)
+            if call.lease == lease and call.open_until:
+                call.open_until = now + SECOND
+
+    def restored(self, lease: str) -> None:
+        """The queue was rebuilt while the call was running: the dispatcher no longer knows when it was sent, so that it
+        counts the call until it hears that again, or until the call has ended."""
+        for call in self.calls:
+            if call.lease == lease:
+                call.open_until = UNLIMITED
 
     def _count(self, call: RatedCall, sent_at: int | None, now: int) -> None:
         for key, rate in call.rates.items():
@@ -462,6 +474,7 @@ class RateLog:
         if release.refund and not call.counted_at:
             self.calls.remove(call)
             return None
+        call.open_until = now + SECOND if call.open_until else 0
         if not call.counted_at:
             sent_at = None if release.sent is None else min(now, call.granted_at + micros(release.sent))
             self._count(call, sent_at, now)
@@ -478,7 +491,9 @@ class RateLog:
         since = now - per - (per // 100 if late else 0)
         requests = units = 0
         for call in self.calls:
-            if key in call.rates and (not call.counted_at or call.counted_at[key] > since):
+            if key in call.rates and (
+                not call.counted_at or call.counted_at[key] > since or (late and call.open_until > since)
+            ):
                 requests, units = requests + 1, units + call.units
             if key in call.rates and call.more[1] > since:
                 units += call.more[0]

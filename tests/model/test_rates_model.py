@@ -191,6 +191,8 @@ class RatedModel(RuleBasedStateMachine):
             if lease.service in within
         ]
         assert self.run(self.dispatcher.restore(scope, self.epoch, restored, []))
+        for lease in restored:
+            self.log.restored(lease.name)
         spent = [call for call in self.ended if call.service in within and call.ended_at > self.clock.now - 10.0]
         assert self.run(self.dispatcher.restore_spent(scope, self.epoch, spent))
         self.log.means = {name: mean for name, mean in self.log.means.items() if name not in within}

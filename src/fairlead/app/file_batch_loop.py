@@ -47,7 +47,7 @@ MOVING, COUNTING = DutyCycle(0.4, longest=1.0), DutyCycle(0.1, every=0.5, longes
 AT_A_TIME = 1000
 PART_LINES, PART_BYTES = 100, 256 * 1024
 """The size of a part. Its commit takes some milliseconds, in which those of other requests wait."""
-MOST_QUEUED = 2000
+MOST_QUEUED = 5000
 """The number of lines of a batch that are submitted and have not ended. The rest waits in its file."""
 PRUNE_EVERY, PRUNE_LIMIT = 3600.0, 1000
 LONGEST_PAUSE = 60.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import sys
 import sysconfig
 import threading
@@ -26,8 +27,12 @@ BLOCKED_AFTER = 1.0
 DEFAULT_TTL = 15.0
 STOP_WITHIN = 3.0
 PACKAGE = Path(__file__).parents[1]
-EXECUTORS = str(PACKAGE / "executors")
-NOT_HANDLERS = (str(PACKAGE), *(sysconfig.get_path(kind) for kind in ("stdlib", "purelib", "platlib")), "<frozen ")
+EXECUTORS = f"{PACKAGE / 'executors'}{os.sep}"
+NOT_HANDLERS = (
+    f"{PACKAGE}{os.sep}",
+    *(sysconfig.get_path(kind) for kind in ("stdlib", "purelib", "platlib")),
+    "<frozen ",
+)
 """Where code is that no handler runs, unless an executor calls it."""
 LOOP = ("asyncio/base_events.py", "asyncio/events.py", "asyncio/runners.py")
 """The event loop itself: what a callback does is above it in the stack."""

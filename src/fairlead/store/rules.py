@@ -157,5 +157,6 @@ def rules_of(answer: list[Any]) -> Rules:
             if limit is not None or paused:
                 in_force[name] = Overridden(limit, True if paused else None)
     found = Rules(services, declared["pools"], version, in_force, adapted, **_shared(declared))
-    changed = {RateOf(kind, name, region): Rate(**orjson.loads(rate)) for kind, name, region, rate in sorted(rates)}
+    read = {RateOf(kind, name, region): rate_read(orjson.loads(rate)) for kind, name, region, rate in sorted(rates)}
+    changed = {of: rate for of, rate in read.items() if rate is not None}
     return with_rates(found, changed) if changed else found

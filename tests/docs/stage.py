@@ -453,6 +453,8 @@ async def opened(folder: Path) -> AsyncIterator[Stage]:
                 "inference": {"limit": 4, "regions": {"us": {"url": "http://127.0.0.1:9/run", "limit": 4}}},
             },
             "plans": {"free": {"weight": 1}},
+            "groups": {"acme": {}, "red": {"parent": "acme"}},
+            "pools": {"gpu": 4},
             "budgets": {
                 "free_tokens": {"plan": "free", "each_user": True, "tokens": 100000, "per": "day"},
                 "bob": {"user": "bob", "seconds": 1800, "per": "day"},

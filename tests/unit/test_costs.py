@@ -17,6 +17,8 @@ from fairlead.domain.cost_expression import CostError
 from fairlead.domain.costs import used_units
 from fairlead.domain.job import Job
 from fairlead.domain.openai import FrontRequest, estimated_tokens
+from fairlead.domain.rates import UNITS, RateOf
+from fairlead.domain.rules import Rules, ServiceRules
 from fairlead.domain.submission import Submission, check
 from fairlead.domain.usage import reported
 from fairlead.errors import InvalidInput
@@ -207,3 +209,8 @@ def test_services_that_speak_openai_count_in_tokens() -> None:
     llm = ServiceConfig.model_validate({"limit": 1, "openai": "http://vllm/v1", "charge": "tokens"})
     assert (llm.unit, llm.rules("flux").charge) == ("tokens", "tokens")
     assert submitted(llm, request("completions", prompt="x" * 40, max_tokens=10)).step_cost == 20.0
+
+
+def test_the_rate_of_a_pool_without_services_counts_units() -> None:
+    rules = Rules({"s": ServiceRules("s", limit=1, cost_unit="tokens", pool="gpu")}, {"gpu": 2, "spare": 1})
+    assert [rules.unit_of(RateOf("pool", name)) for name in ("gpu", "spare")] == ["tokens", UNITS]

@@ -49,7 +49,8 @@ class Setup:
     def __init__(self, hook: PriorityHook | None, config: dict[str, Any]) -> None:
         self.config = Config.model_validate({"services": {"echo": {"limit": 1, "function": "echo:echo"}}, **config})
         self.clock = FakeClock()
-        self.priorities = PriorityResolver(self.config, hook, self.clock)
+        plans = self.config.plans.values()
+        self.priorities = PriorityResolver(self.config, hook, self.clock, lambda: any(plan.rate for plan in plans))
 
     async def settle(self, *submissions: Submission, lowers_only: bool = False) -> list[Job]:
         submits = [check(each, self.config, now=1.0) for each in submissions]

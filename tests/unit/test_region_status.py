@@ -20,7 +20,7 @@ def test_an_unknown_region_has_nulls_and_no_zeros() -> None:
     assert (shown["limit"], shown["running"], shown["breaker"], shown["latency"]) == (3, None, None, None)
     assert shown["waiting"] == {"main": None, "retry": None}
     ServiceRegion.model_validate(shown)
-    assert regions_of(RULES, ())["us"] == {"limit": 3}
+    assert regions_of("s", Rules({"s": RULES}), ())["us"] == {"limit": 3, "unit": "seconds", "overridden": False}
     assert _region_line("s", "us", shown, partly=False) == "s in us: ?/3 slots in use"
 
 

@@ -276,12 +276,13 @@ class Rules:
 
     def unit_of(self, of: RateOf) -> str:
         """The unit in which a rate counts: that of its service, or `units` if it counts several with different ones."""
-        counted = {
-            "plan": self.services.values(),
-            "group": self.services.values(),
-            "pool": [service for service in self.services.values() if service.pool == of.name],
-        }
-        units = {service.cost_unit for service in counted.get(of.kind) or [self.services[of.name]]}
+        if of.kind in ("plan", "group"):
+            counted = [*self.services.values()]
+        elif of.kind == "pool":  # it may have no service
+            counted = [service for service in self.services.values() if service.pool == of.name]
+        else:
+            counted = [self.services[of.name]]
+        units = {service.cost_unit for service in counted}
         return units.pop() if len(units) == 1 else UNITS
 
     @cached_property

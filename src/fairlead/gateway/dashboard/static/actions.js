@@ -159,21 +159,9 @@ export const liftLimit = (name, configured) => ({
 // The numbers of the fields that are filled in.
 const given = (values) => Object.fromEntries(Object.entries(values).filter(([, text]) => text !== "" && text != null).map(([name, text]) => [name, Number(text)]));
 
-/** Whose rates operators change: what is said about it, the route, and what the request adds. */
-export const rateOf = {
-  service: (name) => ({ name, route: path`/admin/services/${name}/rate`, says: html`What the endpoint of <b>${name}</b> gets` }),
-  region: (service, region) => ({ name: `${service} in ${region}`, route: path`/admin/services/${service}/rate`, adds: { region },
-    says: html`What <b>${service}</b> gets in <b>${region}</b>` }),
-  pool: (name) => ({ name: `the pool ${name}`, route: path`/admin/rates/pool/${name}`, says: html`What all services of the pool <b>${name}</b> get together` }),
-  plan: (name) => ({ name: `the plan ${name}`, route: path`/admin/rates/plan/${name}`, says: html`What each user of the plan <b>${name}</b> gets in each service` }),
-  group: (name) => ({ name: `the group ${name}`, route: `/admin/rates/group/${name.split("/").map(encodeURIComponent).join("/")}`,
-    says: html`What all members of the group <b>${name}</b> get together in each service` }),
-};
-
 export const changeRate = ({ name, route, adds = {}, says }, { rate, unit }) => ({
   title: `Change the rate of ${name}?`,
-  text: html`<p>${says} in any window of time, over all machines. Jobs wait for it in the queue.
-    It overrides the configuration until the override is removed.</p>`,
+  text: html`<p>${says} in any window of time, over all machines. Jobs wait for it in the queue. It overrides the configuration until the override is removed.</p>`,
   fields: [
     { name: "requests", label: "Calls", type: "number", min: 1, step: 1, value: rate?.requests ?? "", required: false },
     { name: "units", label: capital(unit), type: "number", min: 0, step: "any", value: rate?.units ?? "", required: false, hint: "Empty: not limited." },

@@ -1,5 +1,5 @@
 // One service: slots, queue, shares, regions and actions.
-import { changeLimit, changeRate, liftLimit, liftRate, pauseService, rateOf, rebuildService, unpauseService } from "../actions.js";
+import { changeLimit, changeRate, liftLimit, liftRate, pauseService, rebuildService, unpauseService } from "../actions.js";
 import { mayOperate, useApp } from "../context.js";
 import { duration, number, text } from "../format.js";
 import { html, useState } from "../html.js";
@@ -11,7 +11,7 @@ import { HistoryCard } from "../parts/history.js";
 import { Queue, waitingIn } from "../parts/queue.js";
 import { Missing } from "../parts/missing.js";
 import { Models } from "../parts/models.js";
-import { RateUse, rateWords } from "../parts/rates.js";
+import { rateOf, RateUse, rateWords } from "../parts/rates.js";
 import { Regions } from "../parts/regions.js";
 import { Shares } from "../parts/shares.js";
 import { Slots } from "../parts/slots.js";

@@ -1,5 +1,4 @@
 // Users with their waiting and running jobs and weights.
-import { rateOf } from "../actions.js";
 import { mayOperate, useApp } from "../context.js";
 import { duration, number } from "../format.js";
 import { html, useState } from "../html.js";
@@ -7,7 +6,7 @@ import { useView } from "../live.js";
 import { Age, Loading, UserLink } from "../parts/bits.js";
 import { NoJobs } from "../parts/empty.js";
 import { Filter } from "../parts/filter.js";
-import { RateActs, rateWords } from "../parts/rates.js";
+import { RateActs, rateOf, rateWords } from "../parts/rates.js";
 import { Table } from "../parts/table.js";
 import { to } from "../router.js";
 

@@ -1,10 +1,9 @@
 // Pools: slots that several services share.
-import { rateOf } from "../actions.js";
 import { mayOperate, useApp } from "../context.js";
 import { number } from "../format.js";
 import { html } from "../html.js";
 import { to } from "../router.js";
-import { RateActs, RateUse } from "./rates.js";
+import { RateActs, rateOf, RateUse } from "./rates.js";
 
 export function Pools({ pools }) {
   const { session } = useApp();

@@ -1,10 +1,9 @@
 // The regions of a service with their breaker, slots and latency.
-import { rateOf } from "../actions.js";
 import { mayOperate, useApp } from "../context.js";
 import { duration, number, plural } from "../format.js";
 import { html } from "../html.js";
 import { Left, Tag } from "./bits.js";
-import { RateActs, rateWords } from "./rates.js";
+import { RateActs, rateOf, rateWords } from "./rates.js";
 
 const BREAKER = {
   closed: ["ok", "working"], working: ["ok", "working"],

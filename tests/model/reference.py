@@ -427,9 +427,10 @@ class RatedCall:
     counted_at: dict[Key, int] = field(default_factory=dict)
     more: tuple[int, int] = (0, 0)
     """Units beyond those reserved, and when the call ended."""
+    ended_at: int = 0
     open_until: int = 0
-    """If the queue was rebuilt while the call was running: the time by which the dispatcher knew again that it was sent
-    or ended."""
+    """If the queue was rebuilt during or after the call: the time by which the dispatcher knew again that it was sent
+    or had ended."""
 
 
 @dataclass
@@ -454,11 +455,11 @@ class RateLog:
                 call.open_until = now + SECOND
 
     def restored(self, lease: str) -> None:
-        """The queue was rebuilt while the call was running: the dispatcher no longer knows when it was sent, so that it
-        counts the call until it hears that again, or until the call has ended."""
+        """The queue was rebuilt during or after the call: the dispatcher no longer knows when it was sent. It counts a
+        running call until it hears that again, or until the call has ended, and an ended one from its end on."""
         for call in self.calls:
             if call.lease == lease:
-                call.open_until = UNLIMITED
+                call.open_until = max(call.open_until, call.ended_at) if call.ended_at else UNLIMITED
 
     def _count(self, call: RatedCall, sent_at: int | None, now: int) -> None:
         for key, rate in call.rates.items():
@@ -474,7 +475,7 @@ class RateLog:
         if release.refund and not call.counted_at:
             self.calls.remove(call)
             return None
-        call.open_until = now + SECOND if call.open_until else 0
+        call.ended_at, call.open_until = now, now + SECOND if call.open_until else 0
         if not call.counted_at:
             sent_at = None if release.sent is None else min(now, call.granted_at + micros(release.sent))
             self._count(call, sent_at, now)

@@ -70,7 +70,7 @@ class RatedModel(RuleBasedStateMachine):
         self.waiting: dict[str, Offer] = {}
         self.leases: dict[str, tuple[Lease, Offer, int]] = {}
         """The leases with their offers and the units that they reserve."""
-        self.ended: list[Spent] = []
+        self.ended: dict[str, Spent] = {}
         self.rests: dict[tuple[str, str | None], float] = {}
 
     def run(self, operation: Coroutine[Any, Any, T] | Any) -> T:
@@ -153,8 +153,8 @@ class RatedModel(RuleBasedStateMachine):
             releases.append(release)
             if (call := self.log.ended(release, self.now)) is not None:
                 used_up, user = (call.units + call.more[0]) / SECOND, lease.user_id
-                self.ended.append(
-                    Spent(lease.service, lease.region, user, self.clock.now, used_up, offer.plan, offer.group)
+                self.ended[name] = Spent(
+                    lease.service, lease.region, user, self.clock.now, used_up, offer.plan, offer.group
                 )
         self.exchange(budget, releases)
 
@@ -191,10 +191,11 @@ class RatedModel(RuleBasedStateMachine):
             if lease.service in within
         ]
         assert self.run(self.dispatcher.restore(scope, self.epoch, restored, []))
-        for lease in restored:
-            self.log.restored(lease.name)
-        spent = [call for call in self.ended if call.service in within and call.ended_at > self.clock.now - 10.0]
-        assert self.run(self.dispatcher.restore_spent(scope, self.epoch, spent))
+        since = self.clock.now - 10.0
+        spent = {name: call for name, call in self.ended.items() if call.service in within and call.ended_at > since}
+        assert self.run(self.dispatcher.restore_spent(scope, self.epoch, [*spent.values()]))
+        for name in (*(lease.name for lease in restored), *spent):
+            self.log.restored(name)
         self.log.means = {name: mean for name, mean in self.log.means.items() if name not in within}
         self.rests = {key: until for key, until in self.rests.items() if key[0] not in within}
         offers = [offer for offer in self.waiting.values() if offer.service in within]

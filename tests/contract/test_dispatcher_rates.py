@@ -485,3 +485,17 @@ async def test_estimated_waits_for_tokens_come_true_whatever_part_of_the_reserve
         await go_on()
     ratios = [(place.plain_wait + seconds) / (started[job] - asked_at + seconds) for job, place in places.items()]
     assert all(0.5 <= ratio <= 2.0 for ratio in ratios), ratios
+
+
+async def test_what_a_long_call_uses_beyond_its_reservation_counts_beside_later_calls(queue: QueueHarness) -> None:
+    await queue.open(ServiceRules("s", limit=9, user_rate=Rate(units=10.0, per=64.0)))
+    await queue.offer_all("ab", cost=3.0)
+    first = await queue.take()
+    await queue.dispatcher.sent([Sent(first.name, "s", 0.0)])
+    await queue.end(await queue.take(), refund=True)
+    queue.clock.advance(64.0 + MARGIN + WIDTH)
+    await queue.offer_all("c", cost=3.0)
+    assert await queue.claimed() == ["c"], "the first call is no longer counted"
+    await release(queue, first, used=9.0)
+    await queue.offer_all("d", cost=2.0)
+    assert await queue.claimed() == [], "three and six of ten"

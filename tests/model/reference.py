@@ -6,7 +6,7 @@ The optimised dispatchers must return the same results.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any
@@ -16,7 +16,7 @@ from fairlead.domain.costs import ENOUGH, Ratio
 from fairlead.domain.fair_share import DEFAULT_COST, SECOND, averaged, charge, micros, smoothed
 from fairlead.domain.groups import UNDECLARED_GROUP, GroupRules, levels_of, parent_of
 from fairlead.domain.job import RANK_RETRY, Hold
-from fairlead.domain.rates import UNLIMITED, Rate
+from fairlead.domain.rates import Rate
 from fairlead.domain.rules import SECONDS, Order, ServiceRules
 
 BANDS = (0, 1, 2, 3)
@@ -421,16 +421,14 @@ class RatedCall:
     microseconds; empty as long as this is unknown."""
 
     lease: str
+    service: str
     rates: Mapping[Key, Rate]
     units: int
     granted_at: int
     counted_at: dict[Key, int] = field(default_factory=dict)
-    more: tuple[int, int] = (0, 0)
-    """Units beyond those reserved, and when the call ended."""
-    ended_at: int = 0
-    open_until: int = 0
-    """If the queue was rebuilt during or after the call: the time by which the dispatcher knew again that it was sent
-    or had ended."""
+    ended_at: int | None = None
+    more: int = 0
+    """Units beyond those reserved, which count from the end of the call on."""
 
 
 @dataclass
@@ -445,21 +443,12 @@ class RateLog:
         return self.means.get(service, 0) if cost is None else micros(cost)
 
     def granted(self, lease: Lease, rates: Mapping[Key, Rate], units: int, now: int) -> None:
-        self.calls.append(RatedCall(lease.name, rates, units, now))
+        self.calls.append(RatedCall(lease.name, lease.service, rates, units, now))
 
     def sent(self, lease: str, after: float, now: int) -> None:
         for call in self.calls:
             if call.lease == lease and not call.counted_at:
                 self._count(call, min(now, call.granted_at + micros(after)), now)
-            if call.lease == lease and call.open_until:
-                call.open_until = now + SECOND
-
-    def restored(self, lease: str) -> None:
-        """The queue was rebuilt during or after the call: the dispatcher no longer knows when it was sent. It counts a
-        running call until it hears that again, or until the call has ended, and an ended one from its end on."""
-        for call in self.calls:
-            if call.lease == lease:
-                call.open_until = max(call.open_until, call.ended_at) if call.ended_at else UNLIMITED
 
     def _count(self, call: RatedCall, sent_at: int | None, now: int) -> None:
         for key, rate in call.rates.items():
@@ -475,15 +464,22 @@ class RateLog:
         if release.refund and not call.counted_at:
             self.calls.remove(call)
             return None
-        call.ended_at, call.open_until = now, now + SECOND if call.open_until else 0
         if not call.counted_at:
             sent_at = None if release.sent is None else min(now, call.granted_at + micros(release.sent))
             self._count(call, sent_at, now)
             call.counted_at = {key: min(now, at) for key, at in call.counted_at.items()}
+        call.ended_at = now
         if used is not None:
-            call.more = (max(0, used - call.units), now)
+            call.more = max(0, used - call.units)
             call.units = min(call.units, used)
         return call
+
+    def rebuilt(self, services: Collection[str]) -> None:
+        """Only the database is left: it does not know when calls were sent, nor the means."""
+        for call in self.calls:
+            if call.service in services:
+                call.counted_at = {} if call.ended_at is None else dict.fromkeys(call.rates, call.ended_at)
+        self.means = {name: mean for name, mean in self.means.items() if name not in services}
 
     def counts(self, key: Key, rate: Rate, now: int, *, late: bool = False) -> tuple[int, int]:
         """The requests and units that a rate counts. `late`: each as long as a dispatcher may count it, which rounds
@@ -492,12 +488,10 @@ class RateLog:
         since = now - per - (per // 100 if late else 0)
         requests = units = 0
         for call in self.calls:
-            if key in call.rates and (
-                not call.counted_at or call.counted_at[key] > since or (late and call.open_until > since)
-            ):
+            if key in call.rates and (not call.counted_at or call.counted_at[key] > since):
                 requests, units = requests + 1, units + call.units
-            if key in call.rates and call.more[1] > since:
-                units += call.more[0]
+            if key in call.rates and call.ended_at is not None and call.ended_at > since:
+                units += call.more
         return requests, units
 
     def fits(self, key: Key, rate: Rate, units: int, now: int, *, late: bool = False) -> bool:

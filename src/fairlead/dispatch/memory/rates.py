@@ -27,10 +27,11 @@ class MemberWindow(Window):
     """The window of a user or group. `look_at` is the time at which it is looked at next, or UNLIMITED. It may be
     earlier than necessary: then a later time is set when it comes."""
 
-    __slots__ = ("look_at",)
+    __slots__ = ("look_at", "member")
 
-    def __init__(self, rate: Rate) -> None:
+    def __init__(self, member: str, rate: Rate) -> None:
         super().__init__(rate)
+        self.member = member
         self.look_at = UNLIMITED
 
 
@@ -163,7 +164,7 @@ class ServiceRates:
         """The window of a member, with this rate."""
         window = self.windows.get(member)
         if window is None:
-            return None if rate is None else self.windows.setdefault(member, MemberWindow(rate))
+            return None if rate is None else self.windows.setdefault(member, MemberWindow(member, rate))
         if rate is None or not window.has_rate(rate):
             window.take_rate(rate)  # the user has another plan now
             self._due(member)
@@ -194,7 +195,9 @@ class ServiceRates:
             return ()
         windows, units, sent_at, groups = held
         reported = sent_at is not None
-        if release.sent is not None and not reported:
+        if reported:
+            windows = self._present(windows)
+        elif release.sent is not None:
             sent_at = _sent_at(lease, release.sent, now)
         for window in windows:
             if release.refund and not reported:
@@ -205,6 +208,11 @@ class ServiceRates:
         if self.parked or groups or (own is not None and not own.open_requests):
             self._changed(lease.user_id, groups)
         return groups
+
+    def _present(self, windows: tuple[Window, ...]) -> tuple[Window, ...]:
+        """The windows that count a call now: one that was dropped because it was empty may have a successor."""
+        now = (self.windows.get(each.member) if isinstance(each, MemberWindow) else each for each in windows)
+        return tuple(each for each in now if each is not None)
 
     def spent(self, call: Spent, ended_at: int, groups: tuple[str, ...]) -> None:
         """Count a call that ended before the queue was rebuilt."""

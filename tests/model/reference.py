@@ -491,7 +491,10 @@ class RateLog:
             if key in call.rates and (not call.counted_at or call.counted_at[key] > since):
                 requests, units = requests + 1, units + call.units
             if key in call.rates and call.ended_at is not None and call.ended_at > since:
-                units += call.more
+                # Dispatchers may have forgotten a call that ends more than `per` after it was counted, and then do not
+                # count what it used beyond its reservation.
+                remembered = call.counted_at[key] + per > call.ended_at
+                units += call.more if late or remembered else 0
         return requests, units
 
     def fits(self, key: Key, rate: Rate, units: int, now: int, *, late: bool = False) -> bool:

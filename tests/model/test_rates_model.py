@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 SERVICES = {
     "fair": ServiceRules("fair", limit=6, rate=Rate(5, 12.0, 4.0), user_rate=Rate(2, 8.0, 8.0), cost_unit="tokens"),
-    "fifo": ServiceRules("fifo", limit=6, order=Order.FIFO, user_rate=Rate(2, None, 4.0)),
+    "fifo": ServiceRules("fifo", limit=6, order=Order.FIFO, rate=Rate(3, None, 4.0), user_rate=Rate(2, None, 4.0)),
     "groups": ServiceRules("groups", limit=6, rate=Rate(5, None, 4.0), user_rate=Rate(9, None, 8.0)),
     "pooled": ServiceRules("pooled", limit=6, pool="p", rate=Rate(4, None, 4.0)),
     "regions": ServiceRules(

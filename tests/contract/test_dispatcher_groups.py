@@ -158,6 +158,29 @@ async def test_a_user_that_moves_to_another_group_takes_its_slots_along(queue: Q
     assert len(await queue.claim(9)) == 6
 
 
+async def test_workers_are_woken_for_a_user_that_moved_to_a_full_group_and_leaves_it(queue: QueueHarness) -> None:
+    await queue.open(ServiceRules("s", limit=9), groups={"red": GroupRules(limit=1)})
+    await queue.offer("bob 0", "bob", group="red")
+    await queue.take()
+    await queue.offer("ann 0", "ann", group=None)
+    await queue.offer("ann 1", "ann", group="red")
+    assert await queue.claimed(9) == []
+    queue.wakeups()
+    await queue.offer("ann 2", "ann", group=None)
+    assert queue.wakeups() == [{"s"}]
+
+
+async def test_workers_are_woken_when_a_full_group_that_a_user_moved_to_has_a_slot(queue: QueueHarness) -> None:
+    await queue.open(ServiceRules("s", limit=9), groups={"red": GroupRules(limit=1)})
+    await queue.offer("bob 0", "bob", group="red")
+    lease = await queue.take()
+    await queue.offer("ann 0", "ann", group=None)
+    await queue.offer("ann 1", "ann", group="red")
+    queue.wakeups()
+    await queue.end(lease, after=1.0)
+    assert queue.wakeups() == [{"s"}]
+
+
 async def test_groups_without_members_and_debts_are_forgotten(queue: QueueHarness) -> None:
     await queue.open(ONE)
     await fill(queue, {"acme/red": ["r1"]}, each=2)

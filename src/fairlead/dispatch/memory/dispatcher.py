@@ -95,7 +95,7 @@ class MemoryDispatcher(RateOperations):
             return False
         service = self._topology.service(offer.service)
         user = service.user(offer.user_id, offer.weight)
-        if offer.group != user.group:
+        if moves := offer.group != user.group:
             service.place(user, offer.group)
         entry = (
             order_key(offer.rank, offer.seq, fifo=service.fifo),
@@ -116,7 +116,7 @@ class MemoryDispatcher(RateOperations):
             # re-enter the band.
             self._leave(queued)
         self._entries[job_id] = entry
-        if not service.runnable:
+        if moves or not service.runnable:  # a group that the user has joined may be full
             self._wakeups.touch(service)
         return True
 

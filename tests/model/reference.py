@@ -199,7 +199,10 @@ class ReferenceService:
                 self.members.setdefault(level, [Band() for _ in BANDS])
         for number in BANDS:
             self._move(user, queues[number], self.beside(user)[number], old[number])
-        self.admit(before)
+        # The groups that the user joins enter before those that it leaves and that are no longer at their limit.
+        left = {(path, band) for path, band in self.active() - before if path not in self.levels(user)}
+        self.admit(before | left)
+        self.admit(self.active() - left)
 
     def _move(self, user: str, old: Band, new: Band, time: int) -> None:
         if old is not new and user in old.tags:

@@ -3,13 +3,14 @@ the job names a file."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fairlead import Call, Config, Fairlead, NotFound
+from fairlead import Call, Config, Fairlead, JobFailed, NotFound
 from fairlead.config import Settings
 from fairlead.domain import files
 from fairlead.domain.output import Chunk, End
@@ -66,3 +67,28 @@ async def test_a_large_chunk_reaches_readers_and_its_result_the_object_store(
         assert len(left) == 1, "readers may still read the chunk, for ten minutes"
         with pytest.raises(NotFound):
             await app.files.get_complete(stored)
+
+
+async def test_a_chunk_or_a_result_that_no_file_may_have_fails_the_step_at_once(
+    tmp_path: Path, engines: dict[str, str]
+) -> None:
+    artifacts = {"url": str(tmp_path / "files"), "threshold": 65_536, "max_file": 300_000}
+    app = Fairlead(Settings(Config.model_validate({"artifacts": artifacts})), **engines)
+    unending = asyncio.Event()
+
+    @app.service(limit=1)
+    async def emits(call: Call) -> None:
+        call.emit("€" * 100_000)  # over 300,000 bytes of JSON
+        await unending.wait()
+
+    @app.service(limit=1)
+    async def returns(call: Call) -> str:
+        return "€" * 100_000
+
+    async with app.running():
+        for service in ("emits", "returns"):
+            job = await app.submit(service, {}, user_id="ada")
+            with pytest.raises(JobFailed, match=r"300002 bytes, and artifacts\.max_file allows 300000") as caught:
+                await job.result(timeout=30)
+            assert caught.value.error["code"] == "BAD_RESULT"
+            assert len((await job.get()).attempts) == 1

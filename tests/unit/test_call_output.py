@@ -26,6 +26,8 @@ class Reporter:
     def emitted(self, output: CallOutput) -> None:
         self.reports += 1
 
+    def check_long(self, chunk_json: str) -> None: ...
+
     def ended(self) -> None: ...
 
 

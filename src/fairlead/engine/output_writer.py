@@ -26,14 +26,14 @@ from fairlead.domain.job import Job
 from fairlead.domain.output import Entry
 from fairlead.engine.events import Hub
 from fairlead.errors import FairleadError
-from fairlead.executors.port import CallOutput
+from fairlead.executors.port import LONG_CHUNK, CallOutput, OutputTooLarge
 from fairlead.outage import Outage
 
 log = logging.getLogger("fairlead.output")
 
 FLUSH_EVERY = 0.01
 RETRY_EVERY = 0.5
-MOST_CHUNKS, MOST_CHARACTERS = 1000, 64 << 10
+MOST_CHUNKS, MOST_CHARACTERS = 1000, LONG_CHUNK
 """The size of one entry. A chunk of more characters is an entry of its own."""
 MOST_ENTRIES = 200
 """The number of entries in one call to the log."""
@@ -113,6 +113,14 @@ class OutputWriter:
         self._flushed_at = -FLUSH_EVERY
         self._appending: asyncio.Task[None] | None = None
         self._outage = Outage(log, "keeping the output of steps (their results are not affected)")
+
+    def check_long(self, chunk_json: str) -> None:
+        """Raises OutputTooLarge if a chunk has to be saved as a file and is larger than files may be. May be called
+        from any thread."""
+        if self._files is not None and len(chunk_json) > self._largest:
+            size, most = len(chunk_json.encode()), self._files.config.max_file
+            if size > most:
+                raise OutputTooLarge(size, most, "artifacts.max_file")
 
     def emitted(self, output: RunOutput) -> None:
         """Deliver the new chunks of this output soon. May be called from any thread."""

@@ -20,7 +20,7 @@ from fairlead.domain import files
 from fairlead.domain.files import STORED, File
 from fairlead.domain.retry import STORE_UNAVAILABLE, Failure
 from fairlead.errors import InvalidInput, NotFound, Permanent, TooLarge, Unavailable
-from fairlead.executors.call_outcome import bad
+from fairlead.executors.call_outcome import bad, too_large
 from fairlead.executors.port import Call, Reference, Source, Success
 
 if TYPE_CHECKING:
@@ -108,6 +108,9 @@ class StepFiles:
                 return bad(f"the result names the file {file_id}, which does not exist")
         kept = [*(call.saved or ()), *named]
         if len(data) > self._threshold:
+            size, most = len(data.encode()), self._files.config.max_file
+            if size > most:
+                return too_large(size, most, "artifacts.max_file")
             stored = await save_value(self._files, call.user_id, call.job_id, data)
             kept.append(stored.id)
             outcome = replace(outcome, data_json=stored.stored_json())

@@ -168,6 +168,10 @@ class StepReporter:
     def max_output(self) -> int:
         return self._reports.max_output
 
+    def check_long(self, chunk_json: str) -> None:
+        if self._reports.writer is not None:
+            self._reports.writer.check_long(chunk_json)
+
     @property
     def files(self) -> LoopFiles | None:
         return self._reports.files

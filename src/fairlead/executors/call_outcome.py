@@ -32,7 +32,7 @@ def failure_of(error: BaseException) -> Failure:
         case Retry():
             return Failure(RETRY_ASKED, message_of(error), retryable=True, retry_after=error.after, traceback=trace)
         case OutputTooLarge():
-            return too_large(error.size, error.limit)
+            return too_large(error.size, error.limit, error.setting)
         case TimeoutError():
             return Failure(TIMEOUT, message_of(error), retryable=True, traceback=trace)
         case _:
@@ -88,7 +88,7 @@ def with_output(output: CallOutput, outcome: Success | Failure) -> Success | Fai
     """The outcome of a call with this output."""
     output.closed = True
     if output.error is not None:
-        return too_large(output.error.size, output.error.limit)
+        return failure_of(output.error)
     if isinstance(outcome, Success) and outcome.data_json == "null":
         return Success(output.result_json(), outcome.metrics, outcome.usage)
     return outcome
@@ -138,8 +138,7 @@ def bad(message: str) -> Failure:
     return Failure(BAD_RESULT, message, retryable=False)
 
 
-def too_large(size: int, max_result: int) -> Failure:
+def too_large(size: int, most: int, setting: str = "worker.max_result") -> Failure:
     return bad(
-        f"the result is too large: {size} bytes, and worker.max_result allows {max_result}; "
-        "store it elsewhere and return a reference"
+        f"the result is too large: {size} bytes, and {setting} allows {most}; store it elsewhere and return a reference"
     )

@@ -23,15 +23,19 @@ GIVEN_UP = frozenset({TIMED_OUT, CANCELLED})
 
 MAX_CHUNKS = 200_000
 """The number of chunks that one call may emit."""
+LONG_CHUNK = 64 << 10
+"""The number of characters above which a chunk may have to be saved as a file."""
 
 
 class OutputTooLarge(Exception):
-    """The chunks that a call has emitted are together larger than a result may be, or too many."""
+    """The chunks that a call has emitted are together larger than a result may be, or too many, or one of them is
+    larger than a file may be. `setting` has the limit."""
 
-    def __init__(self, size: int, limit: int) -> None:
+    def __init__(self, size: int, limit: int, setting: str = "worker.max_result") -> None:
         super().__init__(f"the output is too large: {size}, and {limit} are allowed")
         self.size = size
         self.limit = limit
+        self.setting = setting
 
 
 class Reporter(Protocol):
@@ -40,6 +44,10 @@ class Reporter(Protocol):
     @property
     def max_output(self) -> int:
         """The size of the output that the call may have, in characters of JSON."""
+        ...
+
+    def check_long(self, chunk_json: str) -> None:
+        """Raises OutputTooLarge if a chunk of more than `LONG_CHUNK` characters cannot be kept."""
         ...
 
     def __call__(self, progress: dict[str, Any]) -> None: ...
@@ -98,7 +106,7 @@ class CallOutput:
         if self.closed or chunk_json == '""':
             return
         with self._lock:
-            self._check(self.size + len(chunk_json))
+            self._check(chunk_json)
             if not self.chunks:
                 self.first_at = monotonic()
             self.size += len(chunk_json)
@@ -125,11 +133,17 @@ class CallOutput:
             return f'"{"".join(chunk[1:-1] for chunk in self.chunks)}"'
         return f"[{','.join(self.chunks)}]"
 
-    def _check(self, size: int) -> None:
-        if self._reporter is not None and size > self._reporter.max_output:
-            self.error = OutputTooLarge(size, self._reporter.max_output)
+    def _check(self, chunk_json: str) -> None:
+        reporter, size = self._reporter, self.size + len(chunk_json)
+        if reporter is not None and size > reporter.max_output:
+            self.error = OutputTooLarge(size, reporter.max_output)
         elif len(self.chunks) >= MAX_CHUNKS:
             self.error = OutputTooLarge(len(self.chunks) + 1, MAX_CHUNKS)
+        elif reporter is not None and len(chunk_json) > LONG_CHUNK:
+            try:
+                reporter.check_long(chunk_json)
+            except OutputTooLarge as error:
+                self.error = error
         if self.error is not None:
             raise self.error
 

@@ -47,6 +47,9 @@ class _Reporter:
                 self._read += len(chunks)
                 _write(self._channel, {"chunks": chunks})
 
+    def check_long(self, chunk_json: str) -> None:
+        """The parent checks it."""
+
     def ended(self) -> None: ...
 
     def ask(self, request: dict[str, Any]) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import orjson
 import pytest
+from openai import InternalServerError
 
 from fairlead.domain.job import JobStatus
 from fairlead.gateway.fronts.openai import answers
@@ -38,6 +39,16 @@ async def test_an_answer_that_is_too_deep_to_change_passes_as_it_is(front: Front
     async with front.http() as http:
         response = await http.post("/chat/completions", json={**ASK, "service_tier": "flex"})
     assert response.content == body
+
+
+@pytest.mark.parametrize("error", [{"message": "out of memory", "code": 500}, "out of memory"])
+async def test_an_error_object_with_status_200_is_an_error(front: Front, error: Any) -> None:
+    front.upstream.script.append(sending(orjson.dumps({"error": error, "user_id": "u"})))
+    async with front.client() as client:
+        with pytest.raises(InternalServerError, match="the upstream failed with status 200: out of memory") as caught:
+            await client.chat.completions.create(**ASK)
+    assert caught.value.status_code == 502
+    assert len(front.upstream.calls) == 1
 
 
 async def test_a_request_that_is_too_deep_to_change_is_an_error_at_once(tmp_path: Path) -> None:

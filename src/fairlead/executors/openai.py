@@ -50,7 +50,7 @@ from fairlead.executors.openai_images import (
     without_format,
 )
 from fairlead.executors.openai_responses import Exchange, KnownUpstreams, is_unknown_path, passed_on, translated
-from fairlead.executors.openai_stream import ChatStream, UpstreamError, emit_events
+from fairlead.executors.openai_stream import ChatStream, UpstreamError, emit_events, error_text
 from fairlead.executors.port import Call, OutputTooLarge, Success
 from fairlead.executors.upstream_limits import BUSY, Sessions, heed, retry_after_of
 
@@ -249,10 +249,13 @@ class OpenAIExecutor:
         answer = FrontAnswer(response.status, openai.passed_headers(response.headers), body)
         if response.status < 300 and exchange.convert is not None:
             answer, value = await exchange.convert(answer, value)
-        if response.status < 300 and request.path in openai.JSON_PATHS and value is None:
-            return bad(f"the upstream's answer is not a JSON object but {response.content_type}")
-        if response.status < 300 and request.stream and request.path in openai.JSON_PATHS:
-            return bad("the upstream did not stream its answer; it may not support stream for this model")
+        if response.status < 300 and request.path in openai.JSON_PATHS:
+            if value is None:
+                return bad(f"the upstream's answer is not a JSON object ({response.content_type}, {len(body)} bytes)")
+            if _is_error(value):
+                return Failure(UPSTREAM_ERROR, error_text(value["error"], "with status 200"), retryable=False)
+            if request.stream:
+                return bad("the upstream did not stream its answer; it may not support stream for this model")
         return result_of(answer, value)
 
     # ------------------------------------------------------------ rests
@@ -278,6 +281,11 @@ class OpenAIExecutor:
         seconds: float = min(LONGEST_GUESS, FIRST_GUESS * (1 << self._rests))
         self._rests, self._rests_until = min(self._rests + 1, 10), now + seconds
         return seconds
+
+
+def _is_error(value: Mapping[str, Any]) -> bool:
+    """Whether an answer is nothing but an error, which some servers send with status 200."""
+    return bool(value.get("error")) and value.keys().isdisjoint(("id", "object", "choices", "data"))
 
 
 def _lost(error: Exception) -> str:

@@ -130,7 +130,7 @@ class ChatStream:
             raise BrokenStream("the upstream sent an event that is not a JSON object")
         self.value = value
         if value.get("error"):
-            raise UpstreamError(_message(value["error"]))
+            raise UpstreamError(error_text(value["error"], "within the stream"))
         if self._first_token_at is None and openai.has_token(value):
             self._first_token_at = self._clock()
         usage = openai.usage_of(value)
@@ -175,6 +175,7 @@ def _is_last(choice: Any) -> bool:
     return isinstance(choice, dict) and choice.get("finish_reason") is not None
 
 
-def _message(error: Any) -> str:
+def error_text(error: Any, where: str) -> str:
+    """The message of an error object of the upstream."""
     message = error.get("message") if isinstance(error, dict) else error
-    return storable(f"the upstream failed within the stream: {message or error}")
+    return storable(f"the upstream failed {where}: {message or error}")

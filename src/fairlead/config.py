@@ -286,7 +286,7 @@ def sqlite_options(url: str) -> SqliteOptions:
 
 def _key(location: tuple[int | str, ...]) -> str:
     # Drop the branch names of unions that pydantic adds to the location.
-    branches = {"BackoffConfig", "list[constrained-float]", "[key]", *BRANCHES, *POOL_BRANCHES}
+    branches = {"BackoffConfig", "constrained-float", "[key]", *BRANCHES, *POOL_BRANCHES}
     return ".".join(str(part) for part in location if part not in branches and not str(part).startswith("list["))
 
 
@@ -297,6 +297,10 @@ def _explain(issue: Any) -> str | None:
             # Both forms were tried; report only the one that was written.
             written = isinstance(issue["input"], dict | list)
             return None if written else f"{BACKOFF}, not {_shown(issue['input'])}"
+        case "string_type" if issue["loc"][-2:] == ("cost", "str"):
+            return None  # the other form, a number, is reported
+        case "int_parsing_size":
+            return f"is too large: {_shown(issue['input'])}"
         case "missing":
             return "is required"
         case "extra_forbidden":

@@ -407,3 +407,17 @@ def test_a_worker_pool_is_bound_to_known_names(pool: dict[str, Any], expected: s
     except ConfigError as error:
         found = list(error.problems)
     assert [problem for problem in found if expected in problem]
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("cost = -1", "services.flux.cost: should be greater than 0, not -1"),
+        ("cost = [1]", "services.flux.cost: should be a valid number, not [1]"),
+        ("cost = '1 / 0'", "services.flux: cost: it divides by zero"),
+        ("rate = { requests = 1e30, per = 60 }", "services.flux.rate.requests: is too large: 1e+30"),
+    ],
+)
+def test_a_wrong_cost_or_rate_is_one_problem_with_its_key(line: str, problem: str) -> None:
+    found = problems(f"[services.flux]\nurl = 'http://flux'\nlimit = 1\n{line}\n")
+    assert list(found) == [f"fairlead.toml: {problem}"]

@@ -172,6 +172,11 @@ def test_a_hook_computes_the_cost_or_refuses_the_input() -> None:
 def test_a_broken_expression_and_a_charge_without_its_unit_are_refused_at_start() -> None:
     with pytest.raises(ValidationError, match=r"cost: 'input.steps \*' is not an expression"):
         service(cost="input.steps *")
+    for never in ("input.steps / (1 - 1)", "input.steps if input.steps else 1 % 0"):
+        with pytest.raises(ValidationError, match="cost: it divides by zero"):
+            service(cost=never)
+    with pytest.raises(ValidationError, match="cost: a number is too large"):
+        service(cost="9**9**9**9")
     with pytest.raises(ValidationError, match='charge = "tokens" needs cost_unit = "tokens", but it is "seconds"'):
         service(charge="tokens")
     assert service(charge="tokens", cost_unit="tokens").rules("flux").charge == "tokens"

@@ -62,17 +62,26 @@ def parsed(text: str) -> Callable[[Any], float]:
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         raise CostError(f"{text!r} is not an expression; {VALID}") from None
     whole = _number_part(tree.body, 0)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.BinOp) and _is_constant(node.right):
+            left = node.left if _is_constant(node.left) else ast.Constant(1.0)
+            _computed(_number_part(ast.BinOp(left, node.op, node.right), 0), None)
+    return lambda params: _computed(whole, params)
 
-    def cost(params: Any) -> float:
-        try:
-            value: float = whole(params)
-        except ZeroDivisionError:
-            raise CostError("it divides by zero") from None
-        except OverflowError:
-            raise CostError("a number is too large") from None
-        return value
 
-    return cost
+def _is_constant(node: ast.expr) -> bool:
+    """Whether a part has the same value, or the same problem, for every input."""
+    return not any(isinstance(each, ast.Name) for each in ast.walk(node))
+
+
+def _computed(part: Part, params: Any) -> float:
+    try:
+        value: float = part(params)
+    except ZeroDivisionError:
+        raise CostError("it divides by zero") from None
+    except OverflowError:
+        raise CostError("a number is too large") from None
+    return value
 
 
 def reader_of(cost: object) -> Callable[[Any], float] | None:

@@ -26,7 +26,7 @@ from fairlead.store.port import CreateBatch
 MAX_NAME = 255
 MAX_CUSTOM_ID = 255
 MOST_ERRORS = 20
-AT_A_TIME_S = 0.01
+AT_A_TIME_S = 0.002
 """Seconds of checking before other tasks may run on the event loop."""
 
 _JOB_FIELDS = frozenset(each.name for each in fields(Submission))

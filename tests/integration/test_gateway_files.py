@@ -53,6 +53,17 @@ async def test_a_plain_upload_is_read_back(site: Site) -> None:
     assert again["name"] == "cat.png"
 
 
+async def test_the_type_that_curl_sends_is_not_the_type_of_the_file(site: Site) -> None:
+    headers = {"Content-Type": "application/x-www-form-urlencoded"}
+    response = await site.client.post("/api/v1/files?filename=cat.png", content=CONTENT, headers=headers)
+    assert response.json()["content_type"] == "image/png"
+
+
+async def test_a_cursor_that_is_none_is_refused(site: Site) -> None:
+    response = await site.client.get("/api/v1/files", params={"cursor": "zzz"})
+    assert (response.status_code, response.json()["pointer"]) == (422, "/cursor")
+
+
 async def test_a_form_may_have_its_fields_after_the_file(site: Site) -> None:
     fields = [
         ("file", ("böse.txt", b"one\r\n--two", "text/plain")),

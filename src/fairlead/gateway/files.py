@@ -123,8 +123,8 @@ async def upload_file(request: Request, query: Annotated[models_files.UploadQuer
             raise InvalidInput("the field user_id comes before the file, or in the query", pointer="/user_id")
     else:
         fields = query
-        type_ = request.headers.get("content-type")
-        written = await files.write(await files.begin(_new(request, query, type_)), uploads.read_plain(request))
+        begun = await files.begin(_new(request, query, uploads.plain_type(request)))
+        written = await files.write(begun, uploads.read_plain(request))
     if fields.sha256 not in (None, written.sha256):
         raise InvalidInput(f"the bytes that arrived have the SHA-256 {written.sha256}", pointer="/sha256")
     expires_at = _expiry(request, fields.expires_after)
@@ -256,9 +256,10 @@ async def complete_upload(request: Request, file_id: str) -> Response:
 async def list_files(request: Request, query: Annotated[models_files.FilesQuery, Query()]) -> Response:
     files = files_of(request)
     user_id = user_in_reach(caller_of(request), query.user_id)
-    before = None if query.cursor is None else domain.id_in(query.cursor)
+    if query.cursor is not None and not domain.FILE_ID.fullmatch(query.cursor):
+        raise InvalidInput("the cursor must be next_cursor of the previous page", pointer="/cursor")
     limit = min(query.limit, MAX_PAGE)
-    found = await files.list(user_id, purpose=query.purpose, before=before, limit=limit + 1)
+    found = await files.list(user_id, purpose=query.purpose, before=query.cursor, limit=limit + 1)
     data = [await view_of(files, file) for file in found[:limit]]
     return json_response({"data": data, "next_cursor": found[limit - 1].id if len(found) > limit else None})
 

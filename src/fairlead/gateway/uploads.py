@@ -38,6 +38,13 @@ def is_form(request: Request) -> bool:
     return headers_of(request.scope).get(b"content-type", b"").strip().lower().startswith(FORM)
 
 
+def plain_type(request: Request) -> str | None:
+    """The content type of a plain body. `curl --data-binary` sends that of a web form unless it is given another one,
+    which says nothing about the file."""
+    given = request.headers.get("content-type")
+    return None if given == "application/x-www-form-urlencoded" else given
+
+
 async def read_plain(request: Request) -> AsyncIterator[bytes]:
     async for chunk in request.stream():
         if chunk:

@@ -78,6 +78,27 @@ async def test_a_function_is_a_model_streamed_and_not(tmp_path: Path, model: str
         assert (await client.completions.create(model=model, prompt="Hi", user="ada")).choices[0].text == "You said: Hi"
 
 
+async def test_a_completion_has_one_prompt(tmp_path: Path) -> None:
+    async with clients(tmp_path) as client:
+        answer = await client.completions.create(model="words", prompt=["Hi"])
+        assert answer.choices[0].text == "You said: Hi"
+        for prompt in (["Hi", "Ho"], [1, 2], []):
+            with pytest.raises(openai.BadRequestError, match="one prompt") as caught:
+                await client.completions.create(model="words", prompt=prompt)
+            assert caught.value.param == "prompt"
+
+
+async def test_a_function_that_returns_no_text_is_an_error_that_says_so(tmp_path: Path) -> None:
+    def declare_number(app: Fairlead) -> None:
+        @app.model("number", limit=1, max_attempts=1)
+        async def number(messages: list[dict[str, Any]]) -> int:
+            return 5
+
+    async with fronts(tmp_path, declare_number) as (_, client):
+        with pytest.raises(openai.InternalServerError, match="text or deltas, not int"):
+            await client.chat.completions.create(model="number", messages=HELLO)
+
+
 async def test_a_piece_may_be_a_delta(tmp_path: Path) -> None:
     async with clients(tmp_path) as client:
         answer = await client.chat.completions.create(model="tools", messages=HELLO)

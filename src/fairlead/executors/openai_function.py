@@ -22,6 +22,7 @@ from fairlead.executors.port import Call
 ANSWERED = frozenset({openai.CHAT, openai.COMPLETIONS, openai.RESPONSES})
 NOT_FOUND = {"message": "this model answers chat/completions, completions and responses only", "code": "unknown_path"}
 NO_MESSAGES = {"message": "messages must be a list of objects", "param": "messages", "code": "invalid_input"}
+NO_PROMPT = {"message": "this model takes one prompt, which is text", "param": "prompt", "code": "invalid_input"}
 
 
 def model_handler(function: Callable[..., Any], model: str) -> Handler:
@@ -86,7 +87,7 @@ class Chat:
         if request.path not in ANSWERED:
             self.refusal = _refusal(404, NOT_FOUND)
         elif not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
-            self.refusal = _refusal(400, NO_MESSAGES)
+            self.refusal = _refusal(400, NO_MESSAGES if self._chat else NO_PROMPT)
 
     @classmethod
     def of(cls, call: Call, model: str) -> Chat:
@@ -99,7 +100,9 @@ class Chat:
         fields = openai.json_object(request.body) or {}
         messages = fields.get("messages")
         if request.path == openai.COMPLETIONS:
-            messages = [{"role": "user", "content": fields.get("prompt", "")}]
+            prompt = fields.get("prompt", "")
+            prompt = prompt[0] if isinstance(prompt, list) and len(prompt) == 1 else prompt
+            messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else None
         if request.path == openai.RESPONSES:
             try:
                 messages = chat_request(fields)["messages"]
@@ -112,15 +115,15 @@ class Chat:
     def add_all(self, made: Any) -> None:
         if made is None:
             return
-        pieces: Iterable[Any] = [made] if isinstance(made, str | Mapping) else made
-        for piece in pieces:
+        pieces = [made] if isinstance(made, str | Mapping) else made
+        for piece in pieces if isinstance(pieces, Iterable) else [made]:
             self.add(piece)
 
     def add(self, piece: Any) -> None:
         """Add a piece of the answer: text, or a delta."""
         delta = {"content": piece} if isinstance(piece, str) else piece
         if not isinstance(delta, Mapping):
-            raise TypeError(f"a model yields text or deltas, not {type(piece).__name__}")
+            raise TypeError(f"a model returns or yields text or deltas, not {type(piece).__name__}")
         if self._stream:
             self._emit(delta)
         for name, value in delta.items():

@@ -158,6 +158,18 @@ async def test_a_user_that_moves_to_another_group_takes_its_slots_along(queue: Q
     assert len(await queue.claim(9)) == 6
 
 
+async def test_the_group_that_a_user_joins_goes_before_the_one_that_its_move_unparks(queue: QueueHarness) -> None:
+    await queue.open(ServiceRules("s", limit=9), groups={"a-red": GroupRules(limit=1)})
+    await queue.offer("running", "cleo")
+    await queue.take()
+    await queue.offer("ann 0", "ann", group="a-red")
+    await queue.offer("cleo 0", "cleo", group="a-red")  # with its running step, the group is full
+    assert await queue.claimed(9) == []
+    await queue.offer("cleo 1", "cleo", group="solo")
+    assert await queue.claimed(1) == ["cleo 0"]
+    assert await queue.claimed(1) == ["ann 0"]
+
+
 async def test_workers_are_woken_for_a_user_that_moved_to_a_full_group_and_leaves_it(queue: QueueHarness) -> None:
     await queue.open(ServiceRules("s", limit=9), groups={"red": GroupRules(limit=1)})
     await queue.offer("bob 0", "bob", group="red")

@@ -1,12 +1,15 @@
 """A batch of 50,000 lines from a file: the memory of each process, the time of each phase, and what requests that are
 not part of the batch wait with and without it.
 
-    python -m bench.batches [--engine sqlite|postgres] [--lines 50000] [--bytes 4000] [--call 0.05] [--seconds 20]
+    python -m bench.batches [--engine sqlite|postgres] [--lines 50000] [--bytes 4000] [--call 0.05] [--vary 0.0]
+                            [--seconds 20] [--cancel]
     python -m bench.batches --to-end [--engine sqlite|postgres] [--lines 50000] [--bytes 4000]
 
-The upstream takes `--call` seconds for each call, and the service has a limit of 8. Requests of 20 users arrive at
-random, and would use half of the slots. A request may wait for one call more while the batch runs, because running
-calls go on.
+The upstream takes `--call` seconds for each call, more or less by the share `--vary`, and the service has a limit of 8.
+Requests of 20 users arrive at random, and would use half of the slots. A request may wait for one call more while the
+batch runs, because running calls go on. If all calls take equally long, they begin and end together after a while, and
+most requests wait for nearly a whole call; `begun together` is the mean number of calls that begin within 8 ms of each
+other, as a call sees it.
 
 With `--to-end`, the upstream answers at once and the batch runs alone, to its end, by OpenAI's client. The output
 file must have each line of the input once, in the same order.
@@ -24,6 +27,8 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
+from itertools import pairwise
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +43,7 @@ from bench.servers import Servers
 
 CHAT = "/v1/chat/completions"
 LIMIT, USERS = 8, 20
+TOGETHER_S = 0.008
 CONFIG = """
 [services.bench]
 openai = "{upstream}"
@@ -48,11 +54,35 @@ url = "{files}"
 """
 
 
+class Begun:
+    """The times at which calls began."""
+
+    def __init__(self) -> None:
+        self._times: list[float] = []
+
+    def note(self) -> None:
+        self._times.append(time.perf_counter())
+
+    def together(self) -> float:
+        """How many calls began together, as a call sees it: the mean over all calls since the last time."""
+        times, self._times = self._times, []
+        groups: list[int] = []
+        for before, at in pairwise([-inf, *times]):
+            if at - before < TOGETHER_S:
+                groups[-1] += 1
+            else:
+                groups.append(1)
+        return sum(size * size for size in groups) / max(1, len(times))
+
+
 @asynccontextmanager
-async def upstream(seconds: float) -> AsyncIterator[str]:
+async def upstream(seconds: float, vary: float, begun: Begun) -> AsyncIterator[str]:
+    chance = random.Random(2)
+
     async def chat(request: web.Request) -> web.Response:
         await request.read()
-        await asyncio.sleep(seconds)
+        begun.note()
+        await asyncio.sleep(seconds * chance.uniform(1 - vary, 1 + vary))
         return web.Response(body=ANSWER, content_type="application/json")
 
     async def models(request: web.Request) -> web.Response:
@@ -156,8 +186,8 @@ async def waits(client: httpx2.AsyncClient, seconds: float, call: float) -> list
 
 
 def shown(took: list[float]) -> str:
-    p50, p95 = took[len(took) // 2], took[len(took) * 95 // 100]
-    return f"{len(took)} requests, p50 {p50 * 1000:.0f} ms, p95 {p95 * 1000:.0f} ms"
+    p50, p95, p99 = (took[len(took) * share // 100] * 1000 for share in (50, 95, 99))
+    return f"{len(took)} requests, p50 {p50:.0f} ms, p95 {p95:.0f} ms, p99 {p99:.0f} ms"
 
 
 async def poll(client: httpx2.AsyncClient, batch_id: str, *statuses: str) -> dict[str, Any]:
@@ -171,22 +201,26 @@ async def poll(client: httpx2.AsyncClient, batch_id: str, *statuses: str) -> dic
 async def run(options: argparse.Namespace, folder: Path) -> None:
     path = folder / "requests.jsonl"
     write_input(path, options.lines, options.bytes)
-    async with upstream(options.call) as url:
+    begun = Begun()
+    async with upstream(options.call, options.vary, begun) as url:
         with site(folder, options.engine, url) as running:
             limits = httpx2.Limits(max_connections=500)
             async with httpx2.AsyncClient(base_url=running.url, timeout=600, limits=limits) as client:
                 await ready(client)
                 await waits(client, 2.0, options.call)
-                await measure(client, running, options, path)
+                begun.together()
+                await measure(client, running, options, path, begun)
 
 
-async def measure(client: httpx2.AsyncClient, running: Site, options: argparse.Namespace, path: Path) -> None:
+async def measure(
+    client: httpx2.AsyncClient, running: Site, options: argparse.Namespace, path: Path, begun: Begun
+) -> None:
     def report(what: str, began: float) -> None:
         peaks = ", ".join(f"{name} {peak:.0f} MB" for name, peak in running.peaks().items())
         print(f"{what}: {time.perf_counter() - began:.1f} s; peak memory: {peaks}", flush=True)
 
     alone = await waits(client, options.seconds, options.call)
-    print(f"without a batch: {shown(alone)}", flush=True)
+    print(f"without a batch: {shown(alone)}, begun together {begun.together():.1f}", flush=True)
     began = time.perf_counter()
     with path.open("rb") as file:
         fields = {"files": {"file": ("requests.jsonl", file)}, "data": {"purpose": "batch"}}
@@ -200,9 +234,11 @@ async def measure(client: httpx2.AsyncClient, running: Site, options: argparse.N
     batch = await poll(client, batch["id"], "in_progress", "failed")
     report(f"validation of {batch['request_counts']['total']} lines", began)
     began = time.perf_counter()
+    begun.together()
     beside = await waits(client, options.seconds, options.call)
+    together = begun.together()
     batch = await poll(client, batch["id"], "in_progress", "finalizing", "completed")
-    print(f"with a batch, {batch['status']} {batch['request_counts']}: {shown(beside)}")
+    print(f"with a batch, {batch['status']} {batch['request_counts']}: {shown(beside)}, begun together {together:.1f}")
     grown = beside[len(beside) * 95 // 100] - alone[len(alone) * 95 // 100]
     print(f"p95 grows by {grown / options.call:.2f} calls of {options.call} s", flush=True)
     report("in progress so far", began)
@@ -275,6 +311,7 @@ def main() -> None:
     parser.add_argument("--lines", type=int, default=50_000)
     parser.add_argument("--bytes", type=int, default=4000, help="of each line")
     parser.add_argument("--call", type=float, default=0.05, help="seconds that the upstream takes")
+    parser.add_argument("--vary", type=float, default=0.0, help="share by which calls take more or less time")
     parser.add_argument("--seconds", type=float, default=20.0, help="for which requests of users are sent")
     parser.add_argument("--to-end", action="store_true", help="run a batch alone to its end, and check its output")
     parser.add_argument("--cancel", action="store_true", help="cancel the batch after that, instead of waiting for it")

@@ -9,7 +9,8 @@ import pytest
 from fairlead.store.group_commit import GroupCommit
 from fairlead.store.port import Accepted, Refused, Started
 from fairlead.store.postgres.queries import WRITES
-from tests.integration.test_postgres_store import RecordingRelay, blocked, job, lose_reply, opened, raw, start
+from tests.integration.lost_replies import lose_reply
+from tests.integration.test_postgres_store import RecordingRelay, blocked, job, opened, raw, start
 
 
 @pytest.mark.parametrize("happened", [True, False])

@@ -44,6 +44,7 @@ from fairlead.store.postgres import store as store_module
 from fairlead.store.postgres.connect import Hosts, Server, translated
 from fairlead.store.postgres.queries import WRITES
 from tests import poolers, servers
+from tests.integration.lost_replies import committed_once_noticed, lose_reply
 
 ALL = JobFilter()
 
@@ -257,7 +258,7 @@ async def test_a_lost_reply_of_a_single_kind_commit_is_recognised_too(
         with pytest.raises(Busy):
             await store.commit(batch)
         monkeypatch.undo()
-        committed = await store.commit(batch)
+        committed = await committed_once_noticed(store, batch)
         assert [type(outcome) for outcome in committed.outcomes] == outcomes
         new = [one.job.id for one in batch if isinstance(one, Submit)]
         assert [change.job_id for change in committed.changes] == new
@@ -408,35 +409,6 @@ async def test_the_group_commit_hides_a_lost_reply(store: PostgresStore, monkeyp
     lose_reply(monkeypatch, happened=True, times=1)
     assert await group_commit.write(done(started.job)) == Done()
     await group_commit.close()
-
-
-def lose_reply(monkeypatch: pytest.MonkeyPatch, *, happened: bool, times: int = 99) -> None:
-    """The next commits end with a broken connection, after or before the server has executed them."""
-    execute, fetch = asyncpg.Connection.execute, asyncpg.Connection.fetch
-    statements = ("submit", "submit_together", "submit_keyed", "submit_started", "start_single", "complete")
-    alone = {WRITES[name] for name in statements}
-    left = [times]
-
-    async def losing_statement(self: Any, query: str, *args: Any, **options: Any) -> Any:
-        if query not in alone or not left[0] or self.is_in_transaction():
-            return await fetch(self, query, *args, **options)
-        left[0] -= 1
-        if happened:
-            await fetch(self, query, *args, **options)
-        raise ConnectionResetError("the reply was lost")
-
-    async def losing(self: Any, query: str, *args: Any, **options: Any) -> Any:
-        if query != "COMMIT" or not left[0]:
-            return await execute(self, query, *args, **options)
-        left[0] -= 1
-        if happened:
-            await execute(self, query)
-        else:
-            await execute(self, "ROLLBACK")
-        raise ConnectionResetError("the reply was lost")
-
-    monkeypatch.setattr(asyncpg.Connection, "execute", losing)
-    monkeypatch.setattr(asyncpg.Connection, "fetch", losing_statement)
 
 
 # ---------------------------------------------------------------- other processes

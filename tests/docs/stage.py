@@ -248,7 +248,11 @@ class Stage:
             if ">" in words:
                 (self.folder / words[-1]).write_text(output, encoding="utf-8")
         else:
+            if "8000/v1/batches " in command:
+                await self.app.pause("vllm")  # or the batch would end before the page cancels it
             await self._shell(await self.addressed(command), input)
+            if re.search(r"/v1/batches/\w+/cancel", command):
+                await self.app.unpause("vllm")
         if "drain" in command:  # the commands that follow need the worker
             [worker] = await self.app.workers()
             await self._make(f"/admin/workers/{worker['name']}/drain", on=False)

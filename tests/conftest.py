@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
@@ -23,6 +24,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run slow tests first. Of several processes the first one then gets all of them, so that they neither disturb each
     other nor start last; the other processes steal the rest of its share."""
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
+def pytest_collection_finish() -> None:
+    """Exempt what collection has made from garbage collection: thousands of tests in memory make every collection slow,
+    and the tests of Celery collect at their end."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -84,7 +84,7 @@ test-latest:
 		-e '.[server,client,redis,celery,postgres,artifacts]' --group dev
 	$(LATEST_VENV)/bin/python -m pytest -n $(PROCESSES) --dist worksteal $(ARGS)
 
-# Every Python process that the tests start is measured too (patch = subprocess in pyproject.toml).
+# Every Python process that the tests start is measured too (`patch` in pyproject.toml).
 coverage: install
 	$(BIN)/coverage erase
 	$(BIN)/coverage run -m pytest -n $(PROCESSES) --dist worksteal $(ARGS)

@@ -1,4 +1,5 @@
-"""How often the cache reads keys from the database, and its behaviour during an outage."""
+"""How often the cache reads keys from the database, its behaviour during an outage, and how requests end when their key
+is revoked."""
 
 from __future__ import annotations
 
@@ -8,10 +9,20 @@ import time
 from dataclasses import replace
 
 import pytest
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from fairlead.domain.access import Key, Role, key_id_of, key_text, secret_hash
 from fairlead.errors import Unavailable
-from fairlead.gateway.credentials import AGAIN_AFTER_S, ALL_AFTER_S, RENEW_AFTER_S, STALE_AFTER_S, KeyCache
+from fairlead.gateway.credentials import (
+    AGAIN_AFTER_S,
+    ALL_AFTER_S,
+    RENEW_AFTER_S,
+    STALE_AFTER_S,
+    Cookies,
+    KeyCache,
+    run_until_revoked,
+)
+from fairlead.gateway.permissions import Caller
 
 
 class KeyStore:
@@ -187,14 +198,85 @@ async def test_unchanged_keys_are_read_once_a_minute() -> None:
     assert database.reads == 4
 
 
-async def test_revoking_a_key_ends_a_stream_that_is_being_opened() -> None:
-    database = KeyStore()
-    cache = KeyCache(database.read, database.count, lambda key_id: False)
+# ---------------------------------------------------------------- requests in progress
 
-    async def stream() -> None:
-        async with asyncio.timeout(None) as until:
-            with cache.ends(until, "revoked meanwhile"):
-                await asyncio.Event().wait()
+
+class Running:
+    """A request in progress, and what was sent in response to it. `app` is the application that it calls."""
+
+    def __init__(self, app: ASGIApp, *, live: bool = True) -> None:
+        self.app = app
+        self.live = live
+        self.sent: list[Message] = []
+        self.entered = asyncio.Event()
+        self.store = KeyStore()
+        self.cache = KeyCache(self.store.read, self.store.count, lambda key_id: self.live)
+
+    async def run(self) -> None:
+        scope: Scope = {"type": "http", "path": "/", "method": "GET", "headers": []}
+        caller = Caller(Role.ADMIN, None, "a key", "its id")
+        cookies = Cookies(self._no_session)
+        await run_until_revoked(self._app, self.cache, cookies, caller, scope, self._receive, self._send)
+
+    async def revoke(self) -> None:
+        self.live = False
+        self.store.add()  # the cache reads all keys, since their number has changed
+        await self.cache.reread()
+
+    async def _app(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.entered.set()
+        await self.app(scope, receive, send)
+
+    async def _receive(self) -> Message:
+        raise AssertionError("the body is not read")
+
+    async def _send(self, message: Message) -> None:
+        self.sent.append(message)
+
+    async def _no_session(self, text: str) -> str | None:
+        raise AssertionError("no cookie was sent")
+
+
+async def _wait(scope: Scope, receive: Receive, send: Send) -> None:
+    await asyncio.Event().wait()
+
+
+async def test_a_request_whose_key_was_revoked_just_before_does_not_begin() -> None:
+    request = Running(_wait, live=False)
+    await request.run()
+    assert request.sent[0]["status"] == 401
+    assert not request.entered.is_set()
+
+
+async def test_revoking_a_key_ends_its_request_and_not_the_task() -> None:
+    request = Running(_wait)
+    running = asyncio.create_task(request.run())
+    await request.entered.wait()
+    await request.revoke()
+    await running
+    assert running.cancelling() == 0
+    assert request.sent[0]["status"] == 401
+    assert not request.cache._streams
+
+
+async def test_a_request_that_is_also_cancelled_by_others_stays_cancelled() -> None:
+    request = Running(_wait)
+    running = asyncio.create_task(request.run())
+    await request.entered.wait()
+    revoking = asyncio.create_task(request.revoke())
+    while not running.cancelling():
+        await asyncio.sleep(0)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    await revoking
+    assert not request.sent
+    assert not request.cache._streams
+
+
+async def test_a_timeout_of_the_application_is_an_error_of_its_own() -> None:
+    async def late(scope: Scope, receive: Receive, send: Send) -> None:
+        raise TimeoutError
 
     with pytest.raises(TimeoutError):
-        await stream()
+        await Running(late).run()

@@ -7,10 +7,13 @@ import contextlib
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import httpx2
 import orjson
 import pytest
+from starlette.responses import PlainTextResponse
+from starlette.types import Receive, Scope, Send
 
 from fairlead.gateway import connections
 from tests.integration.cli_process import up
@@ -145,6 +148,29 @@ async def test_endless_trailers_close_the_connection(port: int, still_site: Site
     assert await still_site.job_ids() == []
 
 
+# ---------------------------------------------------------------- proxies
+
+
+async def test_the_client_and_the_scheme_that_a_trusted_proxy_names_are_taken_over() -> None:
+    """Also if the connection has had a request without these headers."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        text = f"{scope['client'][0]} {scope['scheme']}"
+        await PlainTextResponse(text)(scope, receive, send)
+
+    proto, sent_for = b"X-Forwarded-Proto: https\r\n", b"X-Forwarded-For: 192.0.2.7\r\n"
+    own, other = b"127.0.0.1", b"192.0.2.7"
+    cases = [(b"", own, b"http"), (proto, own, b"https"), (sent_for, other, b"http"), (b"", own, b"http")]
+    served_app: Any = app
+    async with served(served_app) as port, raw_client(port) as client:
+        for header, address, scheme in cases:
+            await client.send(GET + header + b"\r\n")
+            assert (await client.status(), client.body) == (200, address + b" " + scheme)
+    async with served(served_app, forwarded_allow_ips="192.0.2.1") as port, raw_client(port) as client:
+        await client.send(GET + proto + sent_for + b"\r\n")
+        assert (await client.status(), client.body) == (200, b"127.0.0.1 http")
+
+
 # ---------------------------------------------------------------- time
 
 
@@ -163,6 +189,27 @@ async def test_an_incomplete_head_times_out(make_site: MakeSite) -> None:
             await idle.send(b"\r\n")
             with contextlib.suppress(ConnectionError):
                 assert await idle.reader.read() == b""
+
+
+async def test_a_connection_without_a_next_request_is_closed(make_site: MakeSite) -> None:
+    site = await make_site(running=False, head_timeout=2 * PATIENCE, idle_timeout=0.2)
+    async with served(site.gateway) as port, raw_client(port) as client:
+        for _ in range(2):
+            await client.send(GET + b"\r\n")
+            assert await client.status() == 200
+        assert await client.reader.read() == b""
+
+
+async def test_a_connection_that_sends_its_next_request_slowly_is_not_idle(make_site: MakeSite) -> None:
+    site = await make_site(running=False, head_timeout=2 * PATIENCE, idle_timeout=0.1)
+    async with served(site.gateway) as port, raw_client(port) as client:
+        await client.send(GET + b"\r\n")
+        assert await client.status() == 200
+        for byte in GET:
+            await client.send(bytes([byte]))
+            await asyncio.sleep(0.01)
+        await client.send(b"\r\n")
+        assert await client.status() == 200
 
 
 # ---------------------------------------------------------------- number

@@ -2,8 +2,8 @@
 does not reset a connection while the client is still sending.
 
 A timer per request would cost more than the request. Instead, one timer checks all connections about once a second, and
-closes those without progress: the request head stays incomplete, the client does not read the response, or a refused
-body does not end.
+closes those without progress: the next request does not begin, the request head stays incomplete, the client does not
+read the response, or a refused body does not end.
 
 Uvicorn writes the head and the body of a response separately, which takes two system calls and two packets. It also
 closes a connection at once, even if the client is still sending; the kernel then resets the connection, and the client
@@ -70,12 +70,14 @@ class Watched(Protocol):
     transport: Any
     requests: int
     discarded: int
+    idle_since: float | None
+    """When the last response was complete, if nothing has arrived since."""
 
     def stage(self) -> Stage: ...
 
     def timed_out(self) -> None:
-        """End the connection. Called when its client takes too long to send a request head, or the rest of a body that
-        is being discarded."""
+        """End the connection. Called when its client takes too long to send the next request, a request head, or the
+        rest of a body that is being discarded."""
 
 
 @dataclass(slots=True)
@@ -102,7 +104,7 @@ class Connections:
         self._heads: dict[Watched, float] = {}
         self._watched: dict[Watched, _Progress] = {}
         self._timer: asyncio.TimerHandle | None = None
-        self._every = min(CHECK_EVERY_S, limits.head_timeout / 4, limits.send_timeout / 4)
+        self._every = min(CHECK_EVERY_S, limits.head_timeout / 4, limits.idle_timeout / 4, limits.send_timeout / 4)
 
     # ------------------------------------------------------------ opening and closing
 
@@ -176,8 +178,10 @@ class Connections:
         return now - progress.sent_at >= self.limits.send_timeout
 
     def _is_late(self, connection: Watched, progress: _Progress, now: float) -> bool:
-        """Return whether the client takes too long to send its request head, or the rest of a body that is being
-        discarded."""
+        """Return whether the client takes too long to send the next request, a request head, or the rest of a body that
+        is being discarded."""
+        if connection.idle_since is not None and now - connection.idle_since >= self.limits.idle_timeout:
+            return True
         stage = connection.stage(), connection.requests
         if stage != progress.stage:
             progress.stage, progress.since = stage, now

@@ -13,17 +13,21 @@ from typing import Any
 
 import orjson
 from uuid_utils import uuid7
+from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from fairlead.errors import FairleadError, RequestError, Unavailable
 from fairlead.gateway.connections import DISCARD_BYTES, CoalescingTransport, Connections, Limits, Stage
 from fairlead.gateway.problems import MEDIA_TYPE, HeadTimeout, HeadTooLarge, UrlTooLong, problem
-from fairlead.gateway.request_middleware import SAFE_HEADERS
+from fairlead.gateway.request_middleware import SAFE_HEADERS, headers_of
 
 log = logging.getLogger("fairlead.gateway")
 
 MAX_PIPELINED = 100
 """How many requests a client may send on one connection before it has received the first response."""
+
+FORWARDED = frozenset({b"x-forwarded-for", b"x-forwarded-proto"})
+"""The headers that `ProxyHeadersMiddleware` reads. Without them it has nothing to do, and is left out."""
 
 _UvicornHTTP: Any = AutoHTTPProtocol
 """The class that uvicorn chooses; it depends on what is installed."""
@@ -37,12 +41,14 @@ class BoundedHTTP(_UvicornHTTP):  # type: ignore[misc]
     """The protocol class for `uvicorn.Config`. `serving.py` derives a class from it with the configured `limits`."""
 
     transport: Any
+    app: Any
     limits = Limits()
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.requests = 0
         self.discarded = 0
+        self.idle_since: float | None = None
         self._connections = _connections_of(self.server_state, self.limits, self.loop)
         self._in_head = False
         self._in_body = False
@@ -50,6 +56,9 @@ class BoundedHTTP(_UvicornHTTP):  # type: ignore[misc]
         self._chunk = 0
         self._unparsed = 0
         self._refusal: FairleadError | None = None
+        self._behind_proxy = self._direct = self.app
+        if isinstance(self.app, ProxyHeadersMiddleware):
+            self._direct = self.app.app
 
     # ------------------------------------------------------------ connection
 
@@ -78,7 +87,9 @@ class BoundedHTTP(_UvicornHTTP):  # type: ignore[misc]
         return Stage.DISCARD if self._in_body else Stage.HEAD
 
     def timed_out(self) -> None:
-        if self._in_head and not self.transport.is_closing():
+        if self.idle_since is not None:
+            self.timeout_keep_alive_handler()
+        elif self._in_head and not self.transport.is_closing():
             self._refuse(HeadTimeout(f"no complete request arrived within {self.limits.head_timeout:g} seconds"))
         else:
             self.transport.abort()
@@ -89,6 +100,7 @@ class BoundedHTTP(_UvicornHTTP):  # type: ignore[misc]
         if self.transport.lingering:
             self._discard(len(data))
             return
+        self.idle_since = None
         self._chunk = len(data)
         super().data_received(data)
         if self._in_head:
@@ -134,6 +146,8 @@ class BoundedHTTP(_UvicornHTTP):  # type: ignore[misc]
             self._stop(RequestError(f"more than {MAX_PIPELINED} requests were sent before the first response"))
         # The parser appends trailers to its own list; the request keeps a copy without them.
         self.scope["headers"] = self.headers.copy()
+        forwarded = not FORWARDED.isdisjoint(headers_of(self.scope))
+        self.app = self._behind_proxy if forwarded else self._direct
         self._in_head = False
         self._in_body = True
         self._unparsed = 0
@@ -151,6 +165,15 @@ class BoundedHTTP(_UvicornHTTP):  # type: ignore[misc]
     def on_message_complete(self) -> None:
         self._in_body = False
         super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        """Do as uvicorn does, but without its timer for idle connections: `Connections` closes them."""
+        if self.pipeline or self._in_body or self.transport.is_closing():
+            super().on_response_complete()
+        else:
+            self.server_state.total_requests += 1
+            self.flow.resume_reading()
+            self.idle_since = self.loop.time()
 
     def _discard(self, size: int) -> None:
         self.discarded += size

@@ -2,7 +2,8 @@
 
 From the outside in: CORS (if any origin is allowed), `RequestMiddleware` (request id, log, headers, unexpected errors),
 `Guard` (access), `BodyLimit`, `FastPath` (submits), FastAPI (everything else). All layers are plain ASGI: a layer that
-builds request and response objects would cost more than submitting a job.
+builds request and response objects would cost more than submitting a job. A layer that has nothing to do after the next
+one is a plain function, which returns the awaitable of the next one: each coroutine costs as much as the layer's work.
 """
 
 from __future__ import annotations
@@ -94,7 +95,8 @@ _FAL = ("Object-Lifecycle", "Object-Lifecycle-Preference", "Queue-Priority", "Re
 FAL_HEADERS = ("X-Fal-Target-URL", *(f"X-Fal-{name}" for name in _FAL))
 """What fal's clients send from a browser."""
 
-FAST_ROUTES: dict[str, Callable[[Request], Awaitable[Response]]] = {
+Handler = Callable[[Request], Awaitable[Response]]
+FAST_ROUTES: dict[str, Handler] = {
     jobs.JOBS: jobs.submit_job,
     jobs.BULK: jobs.submit_jobs,
     "/v1/chat/completions": openai_routes.forward,
@@ -141,13 +143,18 @@ class FastPath:
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["method"] == "POST" and scope["path"] in FAST_ROUTES:
-            # `RequestMiddleware` turns errors into the same responses as FastAPI's handlers.
-            response = await FAST_ROUTES[scope["path"]](Request(scope, receive))
-            await response(scope, receive, send)
-        else:
-            await self.app(scope, receive, send)
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        if scope["type"] == "http" and scope["method"] == "POST":
+            handle = FAST_ROUTES.get(scope["path"])
+            if handle is not None:
+                return _respond(handle, scope, receive, send)
+        return self.app(scope, receive, send)
+
+
+async def _respond(handle: Handler, scope: Scope, receive: Receive, send: Send) -> None:
+    # `RequestMiddleware` turns errors into the same responses as FastAPI's handlers.
+    response = await handle(Request(scope, receive))
+    await response(scope, receive, send)
 
 
 class GatewayState:
@@ -194,6 +201,13 @@ class Gateway(FastAPI):
         )
         app = RequestMiddleware(FalProxy(app))
         return _with_cors(app, server.allowed_origins) if server.allowed_origins else app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self.middleware_stack is None or scope["type"] == "lifespan":
+            await super().__call__(scope, receive, send)
+            return
+        scope["app"] = self  # as FastAPI and Starlette do, with two calls less
+        await self.middleware_stack(scope, receive, send)
 
     def openapi(self) -> dict[str, Any]:
         return document(self)

@@ -70,24 +70,21 @@ class RequestMiddleware:
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         if scope["type"] not in ("http", "websocket"):
-            await self.app(scope, receive, send)
-            return
+            return self.app(scope, receive, send)
         scope[REQUEST_ID] = _request_id(scope)
         answer = self._http if scope["type"] == "http" else self._websocket
-        if not log_fields.wanted():
-            await answer(scope, receive, send)
-            return
-        with log_fields.within(_request_fields(scope)):
-            await answer(scope, receive, send)
+        if log_fields.wanted():
+            return _with_log_fields(answer, scope, receive, send)
+        return answer(scope, receive, send)
 
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
         began = perf_counter()
         request_id = scope[REQUEST_ID]
         status = 0
 
-        async def send_framed(message: Message) -> None:
+        def send_framed(message: Message) -> Awaitable[None]:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
@@ -98,16 +95,16 @@ class RequestMiddleware:
                     message["headers"].append(STRICT_TRANSPORT)
                 if not body_requested and CLOSE not in headers:
                     message["headers"].append(CLOSE)
-            await send(message)
+            return send(message)
 
         # A client that waits for "100 Continue" and receives a final response instead may or may not send its body, so
         # the connection cannot be reused.
         body_requested = b"expect" not in headers_of(scope)
 
-        async def receive_framed() -> Message:
+        def receive_framed() -> Awaitable[Message]:
             nonlocal body_requested
             body_requested = True
-            return await receive()
+            return receive()
 
         received = receive if body_requested else receive_framed
 
@@ -164,6 +161,11 @@ class RequestMiddleware:
                     await send_framed({"type": "websocket.close", "code": 1011})
         finally:
             _write_log("WS", scope, code, perf_counter() - began)
+
+
+async def _with_log_fields(app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
+    with log_fields.within(_request_fields(scope)):
+        await app(scope, receive, send)
 
 
 def _request_id(scope: Scope) -> str:
@@ -236,17 +238,15 @@ class BodyLimit:
         self._below = {f"{path}/": most for path, most in (below or {}).items()}
         self._patience = patience
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
+            return self.app(scope, receive, send)
         most = self._most(scope["path"])
         length = headers_of(scope).get(b"content-length")
         # The server reads no more than Content-Length.
         if length is None or (length.isdigit() and len(length) < 19 and int(length) <= most):
-            await self.app(scope, self._limited(receive, most), send)
-        else:
-            await problem_response(self._too_large(most), scope)(scope, receive, send)
+            return self.app(scope, self._limited(receive, most), send)
+        return problem_response(self._too_large(most), scope)(scope, receive, send)
 
     def _most(self, path: str) -> int:
         most = self._of_paths.get(path)
@@ -264,7 +264,11 @@ class BodyLimit:
             if not more:
                 # Only a disconnect can follow, possibly much later.
                 return await receive()
-            message = await self._next(receive, began, seen)
+            seconds = self._patience if began is None else self._seconds_left(began, seen)
+            try:
+                message = await within(seconds, receive())
+            except TimeoutError:
+                raise self._too_slow(seconds) from None
             more = message.get("more_body", False)
             seen += len(message.get("body", b""))
             if seen > most:
@@ -275,19 +279,15 @@ class BodyLimit:
 
         return limited
 
-    async def _next(self, receive: Receive, began: float | None, seen: int) -> Message:
-        """Return the next chunk of a body that began to arrive at `began`, and of which `seen` bytes have arrived.
-        Raises if the body is too slow."""
-        seconds = self._patience
-        if began is not None:
-            seconds = min(seconds, began + self._patience + seen / MIN_BYTES_PER_S - monotonic())
-        try:
-            return await within(max(0.0, seconds), receive())
-        except TimeoutError:
-            slow = f"no data of the body arrived for {self._patience:g} seconds"
-            if seconds < self._patience:
-                slow = f"the body arrived at less than {MIN_BYTES_PER_S} bytes per second"
-            raise BodyTimeout(slow) from None
+    def _seconds_left(self, began: float, seen: int) -> float:
+        """How long to wait for the next chunk of a body that began to arrive at `began`, and of which `seen` bytes have
+        arrived."""
+        return max(0.0, min(self._patience, began + self._patience + seen / MIN_BYTES_PER_S - monotonic()))
+
+    def _too_slow(self, seconds: float) -> BodyTimeout:
+        if seconds < self._patience:
+            return BodyTimeout(f"the body arrived at less than {MIN_BYTES_PER_S} bytes per second")
+        return BodyTimeout(f"no data of the body arrived for {self._patience:g} seconds")
 
     def _too_large(self, most: int) -> TooLarge:
         setting = " (server.max_body)" if most == self._max else ""

@@ -9,11 +9,12 @@ from fairlead.gateway.permissions import Caller
 from fairlead.gateway.problems import Forbidden
 
 USER_HEADER = "X-Fairlead-User"
+_USER = USER_HEADER.lower().encode()
 
 
 def named_user(headers: dict[bytes, bytes]) -> str | None:
     """The user that the header of a request names."""
-    given = headers.get(USER_HEADER.lower().encode())
+    given = headers.get(_USER)
     return given.decode("utf-8", "replace") if given else None
 
 

@@ -9,6 +9,7 @@ it.
 from __future__ import annotations
 
 import re
+from collections.abc import Awaitable
 from urllib.parse import unquote
 
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -43,11 +44,11 @@ class FalProxy:
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         if scope["type"] == "http" and path_of(scope) == PROXY:
             target = target_of(headers_of(scope).get(TARGET.encode(), b"").decode("latin-1"))
             if target is not None:
                 path, scope["query_string"] = target
                 scope["path"] = scope.get("root_path", "") + path
                 scope["raw_path"] = scope["path"].encode()
-        await self.app(scope, receive, send)
+        return self.app(scope, receive, send)

@@ -43,7 +43,7 @@ class Answer(Response):
     any more, and a client would take the error for an answer. The client's own retry gets the error with its status."""
 
     def __init__(self, app: Fairlead, call: FrontCall, reading: Reading, headers: dict[str, str]) -> None:
-        super().__init__(headers=headers)
+        self.background = None  # all that FastAPI reads; status and headers are those of the response that is sent
         self._app = app
         self._call = call
         self._reading = reading

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from enum import Enum
+from functools import lru_cache
 from typing import Any
 
 import orjson
@@ -26,6 +27,7 @@ from fairlead.gateway.request_middleware import headers_of
 
 QUEUE_HEADER = "X-Fairlead-Queue"
 WEBHOOK_HEADER = "X-Fairlead-Webhook"
+_QUEUE = QUEUE_HEADER.lower().encode()
 _WEBHOOK = WEBHOOK_HEADER.lower().encode()
 TIERS = frozenset({"auto", "default", "flex", "scale", "priority", "fast"})
 FORM_FIELDS = frozenset({"model", "stream", "user", "safety_identifier", "service_tier"})
@@ -69,8 +71,11 @@ class FrontCall:
         )
 
 
-async def read_call(request: Request) -> FrontCall:
-    path = path_of(request.scope).removeprefix(PREFIX)
+@lru_cache(maxsize=256)
+def _postable(path: str) -> str:
+    """The path below `/v1` of a request to `path`. Raises if nothing can be posted there. Clients use few paths, so the
+    checks are not repeated for each request."""
+    path = path.removeprefix(PREFIX)
     if not openai.is_path(path):
         raise NoSuchRoute("no such path below /v1; paths have letters, digits, '_', '-', '.' and '/'")
     if path == "models" or path.startswith(("models/", "files/", "batches/")):
@@ -78,15 +83,21 @@ async def read_call(request: Request) -> FrontCall:
     if match := _RESPONSE.fullmatch(path):
         allow = "GET" if match[1] else "DELETE, GET"
         raise MethodNotAllowed(f"a response supports {allow}, not POST", allow=allow)
-    query = request.scope["query_string"].decode("latin-1")
-    if not openai.is_query(query):
+    return path
+
+
+async def read_call(request: Request) -> FrontCall:
+    scope = request.scope
+    path = _postable(path_of(scope))
+    query = scope["query_string"].decode("latin-1")
+    if query and not openai.is_query(query):
         raise InvalidInput(
             f"the query of the URL must be percent-encoded and at most {openai.MAX_QUERY} characters long"
         )
-    headers = headers_of(request.scope)
+    headers = headers_of(scope)
     content_type = headers.get(b"content-type", b"").decode("latin-1")
     body = await request_parsing.read(request)
-    fields = _fields(content_type, body)
+    fields, bare_body = _read_body(content_type, body)
     stream = fields.get("stream")
     tier = _text(fields, "service_tier")
     if tier is not None and tier not in TIERS:
@@ -94,11 +105,12 @@ async def read_call(request: Request) -> FrontCall:
     caller = caller_of(request)
     user_id = _user(caller, fields, headers)
     key = request_parsing.idempotency_key(request)
-    body_hash = front_readers.digest(f"{path}?{query}" if query else path, openai.without_boundary(content_type, body))
+    body_hash = front_readers.digest(f"{path}?{query}" if query else path, bare_body)
     # A request of the same key and body; with an idempotency key, of the same key and idempotency key.
     named = ("key", key) if key is not None else ("body", body_hash)
     fingerprint = front_readers.digest(caller.key_id or "", user_id, *named)
-    background = path == openai.RESPONSES and _is_background(fields)
+    is_response = path == openai.RESPONSES
+    background = is_response and _is_background(fields)
     return FrontCall(
         FrontRequest(path, content_type, body, stream is True or stream == "true", query, background),
         _text(fields, "model"),
@@ -107,7 +119,7 @@ async def read_call(request: Request) -> FrontCall:
         queue_view(headers),
         Identity(user_id, fingerprint, body_hash, keyed=key is not None, detached=background),
         retried=key is not None or retries(headers) > 0,
-        previous=_text(fields, "previous_response_id") if path == openai.RESPONSES else None,
+        previous=_text(fields, "previous_response_id") if is_response else None,
         webhook=headers[_WEBHOOK].decode("latin-1") if background and _WEBHOOK in headers else None,
     )
 
@@ -124,21 +136,24 @@ def _is_background(fields: dict[str, Any]) -> bool:
     return True
 
 
-def _fields(content_type: str, body: bytes) -> dict[str, Any]:
-    if not openai.is_header_value(content_type):
-        raise UnsupportedMediaType("Content-Type has characters that no header may have")
-    media_type = content_type.partition(";")[0].strip().lower()
-    if media_type == "multipart/form-data":
-        return dict(openai.form_fields(content_type, body, FORM_FIELDS))
-    if media_type != "application/json" and not media_type.endswith("+json"):
-        raise UnsupportedMediaType("send the body as application/json or multipart/form-data")
+def _read_body(content_type: str, body: bytes) -> tuple[dict[str, Any], bytes]:
+    """The fields of a body, and the body without what clients change when they send it again."""
+    if content_type != "application/json":  # nearly all clients send just this
+        if not openai.is_header_value(content_type):
+            raise UnsupportedMediaType("Content-Type has characters that no header may have")
+        media_type = content_type.partition(";")[0].strip().lower()
+        if media_type == "multipart/form-data":
+            fields = openai.form_fields(content_type, body, FORM_FIELDS)
+            return dict(fields), openai.without_boundary(content_type, body)
+        if media_type != "application/json" and not media_type.endswith("+json"):
+            raise UnsupportedMediaType("send the body as application/json or multipart/form-data")
     try:
         value = orjson.loads(body)  # numbers of any length: the upstream gets the body as it is
     except orjson.JSONDecodeError as error:
         raise BadJson(f"the body is not JSON: {error}") from None
     if not isinstance(value, dict):
         raise BadJson("the body must be a JSON object")
-    return value
+    return value, body
 
 
 def _text(fields: dict[str, Any], name: str) -> str | None:
@@ -156,7 +171,10 @@ def _user(caller: Caller, fields: dict[str, Any], headers: dict[bytes, bytes]) -
 
 
 def queue_view(headers: dict[bytes, bytes]) -> QueueView:
-    text = headers.get(QUEUE_HEADER.lower().encode(), b"").decode("latin-1").strip().lower()
+    given = headers.get(_QUEUE)
+    if not given:
+        return QueueView.COMMENTS
+    text = given.decode("latin-1").strip().lower()
     try:
         return QueueView(text) if text else QueueView.COMMENTS
     except ValueError:
@@ -165,5 +183,5 @@ def queue_view(headers: dict[bytes, bytes]) -> QueueView:
 
 def retries(headers: dict[bytes, bytes]) -> int:
     """How often the client has sent this request before (`x-stainless-retry-count`)."""
-    text = headers.get(b"x-stainless-retry-count", b"0")
-    return int(text) if text.isdigit() and len(text) < 4 else 0
+    text = headers.get(b"x-stainless-retry-count")
+    return int(text) if text is not None and text.isdigit() and len(text) < 4 else 0

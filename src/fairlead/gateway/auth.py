@@ -190,15 +190,20 @@ class Guard:
             self._origins.check_page(headers, needed=by_cookie, wildcard=not by_cookie and caller.key_id is not None)
         if target is not None:
             _check_role(caller, target)
-            if caller.role is Role.USER and "job_id" in target.params:
-                await check_job_in_reach(self._fairlead, caller, _id_in(target.params, "job_id"))
-            if caller.role is Role.USER and "batch_id" in target.params:
-                await check_batch_in_reach(self._fairlead, caller, _id_in(target.params, "batch_id"))
-            if caller.role is Role.USER and "file_id" in target.params:
-                await check_file_in_reach(self._fairlead, caller, str(target.params["file_id"]))
-            if caller.role is Role.USER and "turn_id" in target.params:
-                await check_turn_in_reach(self._fairlead, caller, _id_in(target.params, "turn_id"))
+            if target.params and caller.role is Role.USER:
+                await self._check_in_reach(caller, target.params)
         return caller
+
+    async def _check_in_reach(self, caller: Caller, params: dict[str, Any]) -> None:
+        """Raise unless what the path names belongs to the caller's user."""
+        if "job_id" in params:
+            await check_job_in_reach(self._fairlead, caller, _id_in(params, "job_id"))
+        if "batch_id" in params:
+            await check_batch_in_reach(self._fairlead, caller, _id_in(params, "batch_id"))
+        if "file_id" in params:
+            await check_file_in_reach(self._fairlead, caller, str(params["file_id"]))
+        if "turn_id" in params:
+            await check_turn_in_reach(self._fairlead, caller, _id_in(params, "turn_id"))
 
     def _refuse_key_in_url(self, scope: Scope) -> None:
         """Refuse a key in the URL on every route, since proxies and browsers store URLs."""

@@ -236,6 +236,7 @@ class BodyLimit:
         self._max = max_body
         self._of_paths = dict(of_paths or {})
         self._below = {f"{path}/": most for path, most in (below or {}).items()}
+        self._prefixes = tuple(self._below)
         self._patience = patience
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
@@ -252,7 +253,9 @@ class BodyLimit:
         most = self._of_paths.get(path)
         if most is not None:
             return most
-        return next((most for prefix, most in self._below.items() if path.startswith(prefix)), self._max)
+        if path.startswith(self._prefixes):
+            return next(most for prefix, most in self._below.items() if path.startswith(prefix))
+        return self._max
 
     def _limited(self, receive: Receive, most: int) -> Receive:
         seen = 0

@@ -50,12 +50,11 @@ class Answer(Response):
         self._fields = headers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        send = in_time(send)
         ended = await self._end_soon() if self._reading.new else None
         if ended is not None:
             await self._finish(ended, False, scope, receive, send)
         else:
-            await self._wait(scope, receive, send)
+            await self._wait(scope, receive, in_time(send))
 
     async def _end_soon(self) -> EndedJob | None:
         """The end of a job that takes no longer than `SOON_S`. Until then nothing watches the connection: the task for

@@ -85,7 +85,7 @@ async def continued_call(request: Request, call: FrontCall) -> FrontCall:
         body = json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
     except RecursionError:
         raise BadRequest("the conversation is nested too deeply", "input") from None
-    return replace(call, request=replace(call.request, body=body, previous=previous))
+    return call._replace(request=replace(call.request, body=body, previous=previous))
 
 
 @router.get(

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 from starlette.requests import Request
@@ -44,8 +43,7 @@ class QueueView(Enum):
     NONE = "none"
 
 
-@dataclass(frozen=True, slots=True)
-class FrontCall:
+class FrontCall(NamedTuple):
     """What a client asks for. `tier` is the `service_tier` of the request, or None. `retried`: the client may have sent
     this request before. `previous` is the response that the request continues. `webhook` is the URL that learns of the
     end of a background response."""

@@ -88,7 +88,7 @@ class BoundedHTTP(_UvicornHTTP):  # type: ignore[misc]
 
     def timed_out(self) -> None:
         if self.idle_since is not None:
-            self.timeout_keep_alive_handler()
+            self.transport.close()
         elif self._in_head and not self.transport.is_closing():
             self._refuse(HeadTimeout(f"no complete request arrived within {self.limits.head_timeout:g} seconds"))
         else:

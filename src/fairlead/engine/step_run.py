@@ -4,6 +4,7 @@ outcome leads to."""
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from time import monotonic
@@ -21,16 +22,21 @@ from fairlead.domain.output import CHUNKS, RUN
 from fairlead.domain.retry import EXCEPTION, STORE_UNAVAILABLE, TIMEOUT, Failure
 from fairlead.domain.transitions import Move, Progress
 from fairlead.domain.usage import Usage, merged
+from fairlead.domain.webhooks import STARTED, JobWebhook
 from fairlead.engine.clock import Clock
 from fairlead.engine.counters import Counters
 from fairlead.engine.output_writer import RunOutput
 from fairlead.engine.parts import EngineParts, RulesRef
 from fairlead.engine.step_files import LoopFiles, unavailable
-from fairlead.engine.webhooks.started import record_start
+from fairlead.errors import FairleadError
 from fairlead.executors.port import Call, CallOutput, Success
+from fairlead.log_fields import about
 from fairlead.store.port import Started, Store
+from fairlead.store.webhooks import RecordEvent, about_start
 
 T = TypeVar("T")
+
+log = logging.getLogger("fairlead.webhooks")
 
 LATE = 0.5
 """A timer that fires this many seconds late shows that the event loop was blocked."""
@@ -212,12 +218,22 @@ class Reports:
 
     async def started(self, job: Job) -> None:
         if job.webhook is not None:
-            await record_start(job, self._group_commit)
+            await self._record_start(job, job.webhook)
         if self._hub.watched(job.id, job.user_id):
             step, total = job.step + 1, len(job.steps)
             text = f"running {job.service} ({step}/{total})"
             details = {**events.step_fields(job.service, job.step, total), "attempt": job.attempt}
             self._hub.publish(Event(events.STEP_START, job.id, self._clock.now(), text, details), job.user_id)
+
+    async def _record_start(self, job: Job, webhook: JobWebhook) -> None:
+        """Write the event `job.started` if the webhook wants it. The call does not wait for a database that is away;
+        the event is then dropped."""
+        if job.step or not webhook.wants(STARTED):
+            return
+        try:
+            await self._group_commit.write(RecordEvent(job.id, job.run, STARTED, webhook, about_start(job)))
+        except FairleadError as error:
+            log.warning("job %s: its event job.started was not written: %s", job.id, error, extra=about(job))
 
     def reporter(self, run: StepRun) -> StepReporter:
         """Return the object to which the handler of this step reports its progress and its output."""

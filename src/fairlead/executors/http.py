@@ -31,6 +31,7 @@ from fairlead.executors.call_outcome import (
     too_large,
     usage_in,
 )
+from fairlead.executors.http_client import AnyResponse
 from fairlead.executors.http_files import (
     MAX_TEXT_PART,
     add_urls,
@@ -175,7 +176,7 @@ def new_session(trace_configs: list[aiohttp.TraceConfig] | None = None) -> aioht
     )
 
 
-async def read_body(response: aiohttp.ClientResponse, most: int) -> bytes:
+async def read_body(response: AnyResponse, most: int) -> bytes:
     """Read the body of a response, but not beyond `most` bytes by more than one piece: an endless response must not
     fill the memory."""
     pieces, size = [], 0
@@ -228,7 +229,7 @@ def _raw_result(body: bytes) -> Success | Failure:
         return bad(NEITHER)
 
 
-def refusal(response: aiohttp.ClientResponse, body: bytes, retry_after: float | None) -> Failure:
+def refusal(response: AnyResponse, body: bytes, retry_after: float | None) -> Failure:
     """The failure of a call that was answered with an error. `retry_after` is in seconds."""
     text = body[:SHOWN_OF_AN_ERROR].decode(errors="replace").strip()
     message = storable(f"{response.status} {response.reason}" + (f": {text}" if text else ""))

@@ -12,8 +12,9 @@ import asyncio
 import logging
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
-from urllib.parse import unquote_plus
+from urllib.parse import unquote_plus, urlsplit
 
 import aiohttp
 
@@ -41,6 +42,7 @@ from fairlead.executors.http import (
     secret_of,
     secrets_of,
 )
+from fairlead.executors.http_client import AnyResponse, HttpClient, target_of
 from fairlead.executors.http_stream import BrokenStream
 from fairlead.executors.openai_images import (
     UnknownFormats,
@@ -59,6 +61,7 @@ log = logging.getLogger("fairlead.openai")
 FIRST_GUESS, LONGEST_GUESS = 1.0, 60.0
 MAX_LIST = 4 * 1024 * 1024
 LIST_WITHIN_S = 10.0
+KNOWN_URLS = 256
 
 
 class Upstream:
@@ -72,12 +75,15 @@ class Upstream:
         secrets = {secret for url in self._urls.values() for secret in secrets_of(url)}
         self._secrets = secrets | {value for value in self.headers.values() if value}
         self.sessions = Sessions(new_session)
+        self._client = HttpClient()
+        self.url = lru_cache(KNOWN_URLS)(self._url)
+        self._target = lru_cache(KNOWN_URLS)(lambda url: target_of(url, self.headers))
 
     @property
     def regions(self) -> list[str | None]:
         return list(self._urls)
 
-    def url(self, region: str | None, path: str, query: str = "") -> str | None:
+    def _url(self, region: str | None, path: str, query: str = "") -> str | None:
         """The URL for a path and the query of a client. The parameters of the configured URL cannot be overridden."""
         base = self._urls.get(region)
         if base is None:
@@ -88,11 +94,22 @@ class Upstream:
         pairs = "&".join([configured, *added] if configured else added)
         return f"{base.rstrip('/')}/{path}" + (f"?{pairs}" if pairs else "")
 
+    async def post(self, call: Call, url: str, headers: Mapping[str, str], body: bytes) -> AnyResponse:
+        """Send a request with the configured headers and these. aiohttp sends what `HttpClient` does not, and what a
+        rate counts from the moment in which it was sent."""
+        target = None if call.counts_sent else self._target(url)
+        if target is not None:
+            return await self._client.post(target, headers, body)
+        headers = {**self.headers, **headers}
+        session = self.sessions.of(call)
+        return await session.post(url, data=body, headers=headers, allow_redirects=False, trace_request_ctx=call)
+
     def safe(self, message: str) -> str:
         """The message without the secrets of the configuration."""
         return without(redacted(message), self._secrets)
 
     async def close(self) -> None:
+        self._client.close()
         await self.sessions.close()
 
 
@@ -169,26 +186,21 @@ class OpenAIExecutor:
             return Failure(PERMANENT, f"{call.service} has no URL for this call", retryable=False)
         if call.trace is not None:
             call.annotate(openai.span_attributes(request, self._aliases))
-        headers = {
-            **self._upstream.headers,
-            "Content-Type": request.content_type,
-            "Idempotency-Key": call.idempotency_key,
-            **headers_of(call.trace),
-        }
+        headers = {"Content-Type": request.content_type, "Idempotency-Key": call.idempotency_key}
+        if call.trace is not None:
+            headers |= headers_of(call.trace)
         value = openai.json_object(request.body) if request.stream or self._aliases else None
         adds_usage = _may_add_usage(request, value)
         body = self._body(request, value, adds_usage)
-        session = self._upstream.sessions.of(call)
-        if exchange.stream is None:
-            exchange = replace(exchange, stream=ChatStream(request, hides_usage=adds_usage))
+        stream = exchange.stream or ChatStream(request, hides_usage=adds_usage)
         try:
-            async with session.post(
-                url, data=body, headers=headers, allow_redirects=False, trace_request_ctx=call
-            ) as response:
+            async with await self._upstream.post(call, url, headers, body) as response:
                 if call.trace is not None:
-                    call.annotate({"http.response.status_code": response.status, "server.address": response.url.host})
+                    host = urlsplit(url).hostname
+                    call.annotate({"http.response.status_code": response.status, "server.address": host})
                 if response.status == 200 and response.content_type == openai.EVENT_STREAM:
-                    return await self._stream(call, exchange, response, deadline)
+                    retries = self._retry_streams or exchange.restartable
+                    return await self._stream(call, stream, response, deadline, retries)
                 return await self._answer(call, exchange, response)
         except aiohttp.InvalidURL as error:
             return Failure(PERMANENT, f"not a URL that can be called: {error}", retryable=False)
@@ -208,14 +220,12 @@ class OpenAIExecutor:
         return body if target is None else openai.replaced(body, "model", target)
 
     async def _stream(
-        self, call: Call, exchange: Exchange, response: aiohttp.ClientResponse, deadline: float
+        self, call: Call, stream: ChatStream, response: AnyResponse, deadline: float, retries: bool
     ) -> Success | Failure:
-        """Emit a stream. Once clients have seen its beginning, a failure is not retried, unless `retry_streams` is set
-        or the exchange can be restarted. `deadline` is a little before the worker's: the worker would retry a call that
-        it stops."""
+        """Emit a stream. Once clients have seen its beginning, a failure is not retried, unless `retries`: it is
+        configured, or the exchange can be restarted. `deadline` is a little before the worker's: the worker would retry
+        a call that it stops."""
         self._answered(call, response)
-        stream, retries = exchange.stream, self._retry_streams or exchange.restartable
-        assert stream is not None
         try:
             async with asyncio.timeout_at(deadline):
                 await emit_events(response, call, stream, self._max_result)
@@ -235,7 +245,7 @@ class OpenAIExecutor:
         unseen = not call.open_output().chunks
         return replace(failure, retryable=failure.retryable and (unseen or retries))
 
-    async def _answer(self, call: Call, exchange: Exchange, response: aiohttp.ClientResponse) -> Success | Failure:
+    async def _answer(self, call: Call, exchange: Exchange, response: AnyResponse) -> Success | Failure:
         request = exchange.request
         body = await read_body(response, self._max_result)
         if response.status in BUSY and self._waits:
@@ -260,12 +270,12 @@ class OpenAIExecutor:
 
     # ------------------------------------------------------------ rests
 
-    def _answered(self, call: Call, response: aiohttp.ClientResponse) -> None:
+    def _answered(self, call: Call, response: AnyResponse) -> None:
         self._rests = 0
         if self._waits:
             heed(call, response)
 
-    def _refused(self, call: Call, response: aiohttp.ClientResponse, body: bytes) -> Failure:
+    def _refused(self, call: Call, response: AnyResponse, body: bytes) -> Failure:
         """Let the upstream rest for the time that it names, otherwise twice as long as the last time."""
         seconds = heed(call, response)
         if seconds is None:

@@ -14,6 +14,7 @@ from fairlead.domain.model_stats import FIRST_TOKEN
 from fairlead.domain.openai import FrontRequest
 from fairlead.domain.usage import Usage
 from fairlead.executors.call_outcome import storable
+from fairlead.executors.http_client import AnyResponse
 from fairlead.executors.http_stream import BrokenStream
 from fairlead.executors.port import Call
 
@@ -142,7 +143,7 @@ class ChatStream:
         return not (self._hides_usage and usage is not None and choices == [])
 
 
-async def emit_events(response: aiohttp.ClientResponse, call: Call, stream: ChatStream, largest: int) -> None:
+async def emit_events(response: AnyResponse, call: Call, stream: ChatStream, largest: int) -> None:
     """Emit the events of a stream as they arrive, all that arrive together as one chunk. Raises BrokenStream."""
     events = Events(largest)
     call.open_output()
@@ -161,7 +162,7 @@ async def emit_events(response: aiohttp.ClientResponse, call: Call, stream: Chat
         call.emit(text)
 
 
-async def _read_to_end(response: aiohttp.ClientResponse) -> None:
+async def _read_to_end(response: AnyResponse) -> None:
     """Read what follows `[DONE]`, normally nothing, so that the connection can be used again."""
     try:
         async with asyncio.timeout(END_WITHIN_S):

@@ -13,6 +13,7 @@ from typing import Any
 
 import aiohttp
 
+from fairlead.executors.http_client import AnyResponse
 from fairlead.executors.port import Call
 
 BUSY = frozenset({429, 503})
@@ -54,7 +55,7 @@ def _trace() -> aiohttp.TraceConfig:
     return trace
 
 
-def heed(call: Call, response: aiohttp.ClientResponse) -> float | None:
+def heed(call: Call, response: AnyResponse) -> float | None:
     """Report the limits that a response tells of. Returns the time for which the upstream refuses calls, in seconds,
     if it names one; None if it takes calls, or refuses them without a time. A time of 0 counts as none."""
     headers = response.headers

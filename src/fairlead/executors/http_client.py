@@ -137,6 +137,9 @@ class HttpClient:
             raise aiohttp.ConnectionTimeoutError(f"cannot connect to {host}:{port} in time") from error
         except OSError as error:
             raise aiohttp.ClientConnectorError(address, error) from error  # type: ignore[arg-type]
+        # Only now: uvloop calls `connection_made`, but not `connection_lost`, if the call is cancelled at this moment.
+        if connection.is_open:
+            self._open.add(connection)
         if self._closed:
             connection.close()
         return connection
@@ -154,9 +157,6 @@ class HttpClient:
             raise
 
     # ------------------------------------------------------------ connections
-
-    def opened(self, connection: Connection) -> None:
-        self._open.add(connection)
 
     def keep(self, connection: Connection) -> None:
         """Take back a connection that can be used again."""
@@ -298,11 +298,11 @@ class Connection(asyncio.Protocol):
         self._unpack: Any = None
         self._unread = 0
         """Bytes received since the last piece of a body."""
-        self._paused = self._lost = False
+        self._paused = self._closed = False
 
     @property
     def is_open(self) -> bool:
-        return not (self._lost or self._transport.is_closing())
+        return not (self._closed or self._transport.is_closing())
 
     def send(self, request: bytes) -> Response:
         if not self.is_open:
@@ -339,13 +339,13 @@ class Connection(asyncio.Protocol):
         if self._response is not None:
             self._response.fail(error)
             self._response = None
+        self._closed = True
         self._transport.abort()
 
     # ------------------------------------------------------------ called by the event loop
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
-        self._client.opened(self)
 
     def data_received(self, data: bytes) -> None:
         response = self._response
@@ -371,7 +371,7 @@ class Connection(asyncio.Protocol):
         self._fail(_disconnected(response, None))
 
     def connection_lost(self, error: Exception | None) -> None:
-        self._lost = True
+        self._closed = True
         self._client.forget(self)
         if self._response is not None:
             self._response.fail(_disconnected(self._response, error))

@@ -1,4 +1,4 @@
-"""One timer for calls that began together."""
+"""One timer for all calls with the same timeout."""
 
 from __future__ import annotations
 
@@ -25,11 +25,32 @@ async def test_the_timer_fires_once_for_the_calls_that_still_run() -> None:
 
 
 @in_virtual_time
-async def test_the_timer_is_removed_when_all_calls_have_ended() -> None:
+async def test_each_call_times_out_at_its_own_time() -> None:
+    loop = asyncio.get_running_loop()
+    rung: list[tuple[str, float]] = []
+    began = loop.time()
+    alarm: TimeoutGroup[str] = TimeoutGroup(loop, 10.0, lambda call: rung.append((call, round(loop.time() - began, 1))))
+    for call in ("ended", "first", "second", "ended too", "last"):
+        alarm.on(call)
+        await asyncio.sleep(1.0)
+    alarm.off("ended")
+    alarm.off("ended too")
+    await asyncio.sleep(60.0)
+    assert rung == [("first", 11.0), ("second", 12.0), ("last", 14.0)]
+    alarm.on("later")
+    await asyncio.sleep(60.0)
+    assert rung[-1] == ("later", 75.0)
+
+
+@in_virtual_time
+async def test_a_call_that_has_ended_does_not_time_out() -> None:
     rung: list[str] = []
     alarm: TimeoutGroup[str] = TimeoutGroup(asyncio.get_running_loop(), 10.0, rung.append)
-    alarm.on("call")
-    alarm.off("call")
+    alarm.on("ended")
+    alarm.off("ended")
+    await asyncio.sleep(9.0)
+    alarm.on("stopped")
+    alarm.close()
     await asyncio.sleep(60.0)
     assert rung == []
 

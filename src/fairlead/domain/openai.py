@@ -12,11 +12,12 @@ import json
 import re
 from base64 import b64decode, b64encode
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import orjson
 
+from fairlead.domain.fast_dataclass import fast_dataclass
 from fairlead.domain.job import Priority
 from fairlead.domain.usage import Usage, reported
 
@@ -45,6 +46,7 @@ _PART_NAME = re.compile(rb'^content-disposition:[^\r\n]*?[;\s]name="([^"\r\n]*)"
 _FILE_NAME = re.compile(rb"[;\s]filename\*?=", re.IGNORECASE)
 _BOUNDARY = re.compile(r'boundary="?([^";,\s]{1,70})"?', re.IGNORECASE)
 _HEADER_VALUE = re.compile(r"[\t\x20-\x7e]*")
+_PASSED = re.compile(r"content-(?:type|disposition)\Z|openai-")
 _LINE_END = re.compile(r"\r\n|\n|\r")
 MAX_FIELD = 4096
 
@@ -75,7 +77,7 @@ class BadRequest(Exception):
         return FrontAnswer(400, {"content-type": "application/json"}, orjson.dumps({"error": error}))
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass
 class FrontRequest:
     """A request for the upstream. `path` is relative to the base URL; `stream` is whether the client wants a stream;
     `query` is the part of the URL after the question mark. `background`: the client does not wait for the answer.
@@ -202,7 +204,7 @@ def asks_for_usage(value: Mapping[str, Any]) -> bool:
 # ---------------------------------------------------------------- answers
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass
 class FrontAnswer:
     """An answer of the upstream: its status, the headers that clients receive, and its body. `files`: the body names
     files, for which clients receive URLs."""
@@ -229,9 +231,8 @@ class FrontAnswer:
 
 def passed_headers(headers: Mapping[str, str]) -> dict[str, str]:
     """The headers of an upstream's answer that clients receive."""
-    names = ((name.lower(), value) for name, value in headers.items() if is_header_value(value))
-    kept = ("content-type", "content-disposition")
-    return {name: value for name, value in names if name in kept or name.startswith("openai-")}
+    named = [(name.lower(), value) for name, value in headers.items()]
+    return {name: value for name, value in named if _PASSED.match(name) and is_header_value(value)}
 
 
 def usage_of(value: Any) -> dict[str, int] | None:

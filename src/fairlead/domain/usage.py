@@ -63,7 +63,7 @@ def reported(report: Any, *, model: Any = None) -> Usage | None:
         return None
     if isinstance(report, Usage):
         return report
-    if not isinstance(report, Mapping):
+    if not isinstance(report, dict | Mapping):  # nearly every report is a dict, which is found faster
         return Usage(ignored=1)
     reader = _Reader(report)
     tokens_in, tokens_cached = reader.tokens_in()
@@ -75,7 +75,9 @@ def reported(report: Any, *, model: Any = None) -> Usage | None:
         model=reader.model(model),
         ignored=reader.ignored,
     )
-    return None if usage == Usage(model=usage.model) and report.get("model") is None else usage
+    if usage.ignored or usage.units is not None or usage.tokens is not None or usage.tokens_cached is not None:
+        return usage
+    return None if report.get("model") is None else usage
 
 
 def merged(earlier: Usage | None, later: Usage | None) -> Usage | None:
@@ -100,9 +102,15 @@ class _Reader:
         self.ignored = 0
 
     def tokens(self, names: tuple[str, ...]) -> int | None:
-        value = self._first(names)
+        """The first of these values that is not null."""
+        for name in names:
+            value = self._report.get(name)
+            if value is not None:
+                break
+        else:
+            return None
         count = int(value) if type(value) is float and value.is_integer() else value
-        if count is None or (type(count) is int and 0 <= count <= MAX_TOKENS):
+        if type(count) is int and 0 <= count <= MAX_TOKENS:
             return count
         self.ignored += 1
         return None
@@ -140,9 +148,7 @@ class _Reader:
         given = self._report.get("model")
         value = otherwise if given is None else given
         if isinstance(value, str) and value and "\0" not in value:
-            return value[:LONGEST_MODEL].encode("utf-8", "replace").decode()
+            value = value[:LONGEST_MODEL]
+            return value if value.isascii() else value.encode("utf-8", "replace").decode()
         self.ignored += given is not None
         return None
-
-    def _first(self, names: tuple[str, ...]) -> Any:
-        return next((value for name in names if (value := self._report.get(name)) is not None), None)

@@ -4,6 +4,7 @@ outcome leads to."""
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -41,6 +42,8 @@ log = logging.getLogger("fairlead.webhooks")
 LATE = 0.5
 """A timer that fires this many seconds late shows that the event loop was blocked."""
 GRACE = 1.0
+RESOLUTION = 0.002
+"""The clock of uvloop has milliseconds."""
 PROGRESS_EVERY = 0.5
 MAX_OUTPUT = 16 * 1024 * 1024
 """The size of the output that a call may emit, in characters of JSON: readers on other processes get it through
@@ -49,39 +52,54 @@ LOST, DRAINED = "lost", "drained"
 
 
 class TimeoutGroup(Generic[T]):
-    """One timer for all calls that start together with the same timeout. Almost no timer ever fires, and a timer for
-    each call would cost more than most of the other work that the worker does for the call.
+    """One timer for all calls with the same timeout. Almost no timer ever fires, and a timer for each call would cost
+    more than most of the other work that the worker does for the call. Nor is the timer cancelled when calls end: when
+    it fires, it is set for the first call that still runs.
 
-    When the timer fires, `expired` is called for each call that was added with `on` and not removed with `off`. A timer
-    that fires late shows that the event loop was blocked: answers that have arrived could not be processed yet. In this
-    case `expired` is called only after a grace period.
+    `expired` is called for each call that was added with `on` and not removed with `off` in time. A timer that fires
+    late shows that the event loop was blocked: answers that have arrived could not be processed yet. In this case
+    `expired` is called only after a grace period.
     """
 
-    __slots__ = ("_calls", "_due", "_expired", "_loop", "_timer")
+    __slots__ = ("_due", "_expired", "_loop", "_seconds", "_timer")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, seconds: float, expired: Callable[[T], None]) -> None:
-        self._calls: set[T] = set()
+        self._due: dict[T, float] = {}
+        """When each call times out. The first one does so first, since all have the same timeout."""
         self._expired = expired
         self._loop = loop
-        self._timer = loop.call_later(seconds, self._fire)
-        self._due = self._timer.when()
+        self._seconds = seconds
+        self._timer: asyncio.TimerHandle | None = None
 
     def on(self, call: T) -> None:
-        self._calls.add(call)
+        self._due[call] = self._loop.time() + self._seconds
+        if self._timer is None:
+            self._timer = self._loop.call_later(self._seconds, self._fire)
 
     def off(self, call: T) -> None:
-        self._calls.discard(call)
-        if not self._calls:
+        self._due.pop(call, None)
+
+    def close(self) -> None:
+        if self._timer is not None:
             self._timer.cancel()
+            self._timer = None
 
     def _fire(self) -> None:
-        if self._loop.time() - self._due > LATE:
-            self._timer = self._loop.call_later(GRACE, self._expire_all)
+        first = next(iter(self._due.values()), None)
+        if first is not None and self._loop.time() - first > LATE:
+            self._timer = self._loop.call_later(GRACE, self._expire)
         else:
-            self._expire_all()
+            self._expire()
 
-    def _expire_all(self) -> None:
-        for call in list(self._calls):
+    def _expire(self) -> None:
+        """Expire the calls that are due, and set the timer for the next one."""
+        now = self._loop.time() + RESOLUTION
+        due = list(itertools.takewhile(lambda call: self._due[call] <= now, self._due))
+        for call in due:
+            del self._due[call]
+        following = next(iter(self._due.values()), None)
+        self._timer = None if following is None else self._loop.call_at(following, self._fire)
+        for call in due:
             self._expired(call)
 
 

@@ -106,6 +106,7 @@ class Worker:
             spawn=self._spawn,
         )  # fmt: skip
         self._runs: dict[str, StepRun] = {}
+        self._timeouts: dict[float, TimeoutGroup[StepRun]] = {}
         self._ended: list[StepRun] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._idle = asyncio.Event()
@@ -186,13 +187,12 @@ class Worker:
 
     async def _start(self, leases: Sequence[Lease], claimed_at: float, write: WriteStarts | None = None) -> None:
         """Write in one commit that the steps have started, then run each step in its own task."""
-        groups: dict[float, TimeoutGroup[StepRun]] = {}
         for lease, started in await self._starter.start(leases, write):
             self._counters.started(started.job)
             timeout = self._services[lease.service].timeout
-            timeouts = groups.get(timeout)
+            timeouts = self._timeouts.get(timeout)
             if timeouts is None:
-                timeouts = groups[timeout] = TimeoutGroup(self._loop, timeout, lambda run: self._stop(run, TIMED_OUT))
+                timeouts = self._timeouts[timeout] = TimeoutGroup(self._loop, timeout, self._time_out)
             run = StepRun(lease, started.job, started, timeouts, claimed_at=claimed_at)
             timeouts.on(run)
             self._sent.watch(run)
@@ -374,6 +374,9 @@ class Worker:
         if run.stop(reason):
             self._loop.call_later(STUBBORN_AFTER, self._abandon, run)
 
+    def _time_out(self, run: StepRun) -> None:
+        self._stop(run, TIMED_OUT)
+
     def _abandon(self, run: StepRun) -> None:
         """Give up a handler that ignores its cancellation: its job moves on, but the slot is kept until the handler
         ends."""
@@ -415,6 +418,8 @@ class Worker:
         self._closing = True
         self._gate.close()
         self._sent.close()
+        for timeouts in self._timeouts.values():
+            timeouts.close()
         for task in list(self._tasks):
             task.cancel()
         if self._tasks:

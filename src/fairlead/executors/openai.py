@@ -17,11 +17,11 @@ from typing import Any
 from urllib.parse import unquote_plus, urlsplit
 
 import aiohttp
+import orjson
 
 from fairlead.domain import openai
 from fairlead.domain.chat_requests import Untranslatable
 from fairlead.domain.config import AUTO, ServiceConfig
-from fairlead.domain.json_codec import NotJson, to_json
 from fairlead.domain.openai import FrontAnswer, FrontRequest
 from fairlead.domain.redaction import redacted, without
 from fairlead.domain.retry import (
@@ -317,12 +317,9 @@ def _may_add_usage(request: FrontRequest, value: Mapping[str, Any] | None) -> bo
     return not openai.asks_for_usage(value) and isinstance(value.get("stream_options", {}), dict | None)
 
 
-def result_of(answer: FrontAnswer, value: Any) -> Success | Failure:
+def result_of(answer: FrontAnswer, value: Any) -> Success:
     """The outcome of a call that was answered. `value` is the decoded answer, or None."""
-    try:
-        data = to_json(answer.as_result())
-    except NotJson as error:
-        return bad(f"the upstream's answer cannot be stored: {error}")
+    data = orjson.dumps(answer.as_result()).decode()  # texts and a number: nothing that JSON cannot express
     usage = openai.usage_of(value)
     return Success(data, None if usage is None else {"usage": usage}, openai.reported_usage(value))
 

@@ -203,7 +203,7 @@ class Response:
         self._connection = connection
         self.status = 0
         self.reason = ""
-        self.headers = CIMultiDict[str]()
+        self.headers: CIMultiDict[str] = CIMultiDict()
         self.has_head = self.is_packed = self.complete = self.keeps_alive = False
         self._pieces: list[bytes] = []
         self._buffered = 0
@@ -375,6 +375,7 @@ class Connection(asyncio.Protocol):
         self._client.forget(self)
         if self._response is not None:
             self._response.fail(_disconnected(self._response, error))
+            self._response = None
         del self._parser  # it refers to this object
 
     # ------------------------------------------------------------ called by the parser

@@ -205,7 +205,7 @@ class Response:
         self.reason = ""
         self.headers: CIMultiDict[str] = CIMultiDict()
         self.has_head = self.is_packed = self.complete = self.keeps_alive = False
-        self._pieces: list[bytes] = []
+        self.pieces: list[bytes] = []
         self._buffered = 0
         self._error: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
@@ -217,10 +217,6 @@ class Response:
     @property
     def content(self) -> Response:
         return self
-
-    @property
-    def read_to_end(self) -> bool:
-        return self.complete and not self._pieces
 
     async def head(self) -> None:
         while not self.has_head:
@@ -234,12 +230,12 @@ class Response:
 
     async def __anext__(self) -> bytes:
         """What has arrived since the last piece. Raises ClientPayloadError if the connection is lost before the end."""
-        while not self._pieces:
+        while not self.pieces:
             if self.complete:
                 raise StopAsyncIteration
             await self._changed()
-        piece = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
-        self._pieces, self._buffered = [], 0
+        piece = self.pieces[0] if len(self.pieces) == 1 else b"".join(self.pieces)
+        self.pieces, self._buffered = [], 0
         self._connection.resume(self)
         return piece
 
@@ -267,7 +263,7 @@ class Response:
     def add(self, piece: bytes) -> bool:
         """Returns whether there are more unread bytes now than there should be."""
         if piece:
-            self._pieces.append(piece)
+            self.pieces.append(piece)
             self._buffered += len(piece)
         return self._buffered > MAX_BUFFERED
 
@@ -316,7 +312,7 @@ class Connection(asyncio.Protocol):
         """Return the connection to the client if this response was read to its end; otherwise close it."""
         if self._response is not response:
             return
-        usable = response.read_to_end and response.keeps_alive and self.is_open
+        usable = response.complete and not response.pieces and response.keeps_alive and self.is_open
         if usable and not self._transport.get_write_buffer_size():
             self._response = None
             self._client.keep(self)

@@ -1,4 +1,5 @@
-"""`fast_dataclass`: an immutable dataclass for the hot path. `StringEnum`: an enumeration with fast hashing.
+"""`fast_dataclass`: an immutable dataclass for the hot path, with `changed` for changed copies. `StringEnum`: an
+enumeration with fast hashing.
 
 A frozen dataclass sets each field through `object.__setattr__`, which is four times slower than plain assignment: 2.5
 µs for a `Move`, and every job makes two or three. Here the type checker enforces immutability, not the interpreter.
@@ -6,9 +7,12 @@ A frozen dataclass sets each field through `object.__setattr__`, which is four t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, fields
 from enum import StrEnum
-from typing import TypeVar, dataclass_transform
+from functools import cache
+from operator import attrgetter
+from typing import Any, TypeVar, dataclass_transform
 
 T = TypeVar("T")
 
@@ -16,6 +20,20 @@ T = TypeVar("T")
 @dataclass_transform(frozen_default=True)
 def fast_dataclass(cls: type[T]) -> type[T]:
     return dataclass(slots=True, unsafe_hash=True)(cls)
+
+
+def changed(instance: T, /, **changes: Any) -> T:
+    """A copy of a fast dataclass with changed fields. `dataclasses.replace` takes four times as long for a `Job`."""
+    kind: Any = type(instance)
+    copy: T = kind(*_values_of(kind)(instance))
+    for name, value in changes.items():
+        setattr(copy, name, value)
+    return copy
+
+
+@cache
+def _values_of(kind: type) -> Callable[[Any], tuple[Any, ...]]:
+    return attrgetter(*(field.name for field in fields(kind)))
 
 
 class StringEnum(StrEnum):

@@ -7,13 +7,13 @@ would release the GIL once per row.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import lru_cache
 from typing import Any, cast
 
 import orjson
 
 from fairlead.domain.batch import BatchItem
+from fairlead.domain.fast_dataclass import changed
 from fairlead.domain.job import Attempt, Hold, Job, JobRecord, JobStatus, Priority, StepResult
 from fairlead.domain.redaction import redacted_error
 from fairlead.domain.transitions import Move, Start
@@ -181,7 +181,7 @@ def numbered(job: Job, seq: int) -> Job:
 def running(job: Job, start: Start, seq: int, now: int) -> Job:
     """A job that was started by the commit that accepted it, at the time `now`."""
     at = now / 1e6
-    return replace(
+    return changed(
         job,
         seq=seq,
         status=JobStatus.RUNNING,

@@ -91,6 +91,34 @@ async def test_a_key_that_is_known_starts_nothing(harness: StoreHarness) -> None
     assert await harness.store.get_jobs([submit.job.id]) == {}
 
 
+async def test_starts_of_new_and_of_waiting_jobs_share_a_commit(harness: StoreHarness) -> None:
+    await harness.commit(RaiseEpoch("service:late", "s1"))
+    waiting = await harness.submitted()
+    (first, begins), (late, too_late), plain = chain(harness, 1), chain(harness, 2), harness.submit()
+    too_late = replace(too_late, scope="service:late")  # the epoch of its lease is 0
+    batch = first, begins, harness.start(waiting, lease="0:9"), late, too_late, plain
+    outcomes = await harness.commit(*batch)
+    jobs = await harness.store.get_jobs([first.job.id, waiting.id, late.job.id, plain.job.id])
+    assert [type(outcome) for outcome in outcomes] == [Accepted, Started, Started, Accepted, Refused, Accepted]
+    assert [outcomes[1], outcomes[2]] == [
+        Started(jobs[first.job.id], first.input_json, "{}"),
+        Started(jobs[waiting.id], first.input_json, "{}"),
+    ]
+    assert [jobs[job].status for job in (late.job.id, plain.job.id)] == [JobStatus.PENDING, JobStatus.PENDING]
+    assert [(entry.job_id, entry.job) for entry in harness.changes] == [
+        (late.job.id, jobs[late.job.id]),
+        (plain.job.id, jobs[plain.job.id]),
+    ]
+
+
+async def test_a_start_that_does_not_fit_its_new_job_leaves_it_waiting(harness: StoreHarness) -> None:
+    submit, start = chain(harness, 1)
+    accepted, refused = await harness.commit(submit, replace(start, run=3))
+    assert (type(accepted), type(refused)) == (Accepted, Refused)
+    assert (await harness.job(submit.job.id)).status is JobStatus.PENDING
+    assert [entry.job_id for entry in harness.changes] == [submit.job.id]
+
+
 ALL: dict[str, Any] = {"after": (0.0, 0), "before": 1e12, "limit": 100}
 
 

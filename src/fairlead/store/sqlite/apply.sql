@@ -21,6 +21,7 @@ CREATE TEMP TABLE pruning (seq INTEGER PRIMARY KEY);
 CREATE TEMP TABLE piece (k INTEGER PRIMARY KEY, value TEXT);
 
 CREATE TEMP VIEW batch (kind, body, now, origin) AS SELECT NULL, NULL, NULL, NULL WHERE 0;
+CREATE TEMP VIEW seldom (kind, body, now, origin) AS SELECT NULL, NULL, NULL, NULL WHERE 0;
 CREATE TEMP VIEW admission (n, job_id, user_id, key, body_hash, max_waiting) AS
     SELECT NULL, NULL, NULL, NULL, NULL, NULL WHERE 0;
 CREATE TEMP VIEW forgetting (seq) AS SELECT NULL WHERE 0;
@@ -35,10 +36,21 @@ BEGIN
     DELETE FROM piece;
 END;
 
+-- A row of any other kind than these. SQLite begins the program of every trigger of `batch` for every row, so most kinds
+-- have their triggers on a view of their own: with all of them on `batch`, a small commit took 60 µs longer.
+CREATE TEMP TRIGGER on_seldom INSTEAD OF INSERT ON batch
+WHEN NEW.kind NOT IN (
+    'begin', 'admit', 'late', 'submit', 'submit_started', 'input', 'note', 'start', 'move', 'piece', 'result',
+    'progress', 'relayed'
+)
+BEGIN
+    INSERT INTO seldom VALUES (NEW.kind, NEW.body, NEW.now, NEW.origin);
+END;
+
 -- ---------------------------------------------------------------- the rules and the epochs
 
 -- body: [scope, dispatcher server, required version of the rules or null]. Answers null if the version differs.
-CREATE TEMP TRIGGER on_epoch INSTEAD OF INSERT ON batch WHEN NEW.kind = 'epoch'
+CREATE TEMP TRIGGER on_epoch INSTEAD OF INSERT ON seldom WHEN NEW.kind = 'epoch'
 BEGIN
     INSERT INTO epoch (scope, number)
         SELECT NEW.body ->> 0, 1 FROM rules WHERE version = coalesce(NEW.body ->> 2, version)
@@ -55,7 +67,7 @@ END;
 
 -- body: [the declaration in canonical form, the required version or null, the scopes whose epochs are raised]. The
 -- version is raised only if the declaration has changed. Answers null if refused.
-CREATE TEMP TRIGGER on_declare INSTEAD OF INSERT ON batch WHEN NEW.kind = 'declare'
+CREATE TEMP TRIGGER on_declare INSTEAD OF INSERT ON seldom WHEN NEW.kind = 'declare'
 BEGIN
     INSERT INTO epoch (scope, number)
         SELECT s.value, 1 FROM rules, json_each(NEW.body, '$[2]') AS s
@@ -69,7 +81,7 @@ BEGIN
 END;
 
 -- body: [service, limit, paused, lift_limit]. Writes nothing for an undeclared service.
-CREATE TEMP TRIGGER on_override INSTEAD OF INSERT ON batch WHEN NEW.kind = 'override'
+CREATE TEMP TRIGGER on_override INSTEAD OF INSERT ON seldom WHEN NEW.kind = 'override'
 BEGIN
     INSERT INTO service_override (service, slots, paused)
         SELECT NEW.body ->> 0, NULL, NULL
@@ -95,7 +107,7 @@ END;
 
 -- body: [the required version, the scopes whose epochs are raised, [[kind, name, region, rate as JSON or null], …]].
 -- Answers null if refused; 1 stands for the rules until they are written.
-CREATE TEMP TRIGGER on_rates INSTEAD OF INSERT ON batch WHEN NEW.kind = 'rates'
+CREATE TEMP TRIGGER on_rates INSTEAD OF INSERT ON seldom WHEN NEW.kind = 'rates'
 BEGIN
     INSERT INTO answer SELECT 'rates', iif(version = NEW.body ->> 0, '1', NULL) FROM rules;
     INSERT INTO epoch (scope, number)
@@ -111,7 +123,7 @@ END;
 
 -- body: [service, old limit, new limit, best latency, history]. Writes nothing if the service is not declared or its limit
 -- is not the old one.
-CREATE TEMP TRIGGER on_adapt INSTEAD OF INSERT ON batch WHEN NEW.kind = 'adapt'
+CREATE TEMP TRIGGER on_adapt INSTEAD OF INSERT ON seldom WHEN NEW.kind = 'adapt'
 BEGIN
     INSERT INTO answer SELECT 'adapt', (
         SELECT version + 1 FROM rules WHERE EXISTS (
@@ -159,7 +171,7 @@ BEGIN
 END;
 
 -- body: as for `admit`, with all submits. One error refuses the whole batch.
-CREATE TEMP TRIGGER on_all_or_nothing INSTEAD OF INSERT ON batch
+CREATE TEMP TRIGGER on_all_or_nothing INSTEAD OF INSERT ON seldom
 WHEN NEW.kind = 'all_or_nothing' AND EXISTS (SELECT 1 FROM turned_away WHERE why <> 'replayed')
 BEGIN
     DELETE FROM idempotency WHERE (user_id, key) IN (
@@ -178,8 +190,7 @@ BEGIN
 END;
 
 -- body: [[id, user_id, feature_name, status, priority, created_at, queued_at, waiting_since, scheduled_at, timer_at,
---         deadline_at, spec, turn], …]. They get consecutive seqs, in this order. A job that starts in this commit has
---         two more values, the scope and the epoch of its lease, and no outbox row.
+--         deadline_at, spec, turn], …]. They get consecutive seqs, in this order.
 CREATE TEMP TRIGGER on_submit INSTEAD OF INSERT ON batch WHEN NEW.kind = 'submit'
 BEGIN
     INSERT INTO job (id, user_id, feature_name, status, priority, created_at, queued_at, waiting_since, scheduled_at,
@@ -189,19 +200,41 @@ BEGIN
         FROM json_each(NEW.body) WHERE key NOT IN (SELECT n FROM turned_away);
     INSERT INTO outbox (job_id, origin, written_at)
         SELECT value ->> 0, NEW.origin, NEW.now FROM json_each(NEW.body)
-        WHERE value ->> 3 = 1 AND key NOT IN (SELECT n FROM turned_away)
-        AND coalesce((SELECT number FROM epoch WHERE scope = value ->> 13), 0) IS NOT (value ->> 14);
-    INSERT INTO answer VALUES ('submit', json_array(
-        (SELECT max(seq) FROM job),
-        (SELECT max(id) FROM outbox)
-    ));
-    INSERT INTO answer SELECT 'turned_away', json_group_array(json_array(t.n, t.why, t.job_id, job.seq))
-        FROM turned_away AS t LEFT JOIN job ON job.id = t.job_id HAVING count(*) > 0;
+        WHERE value ->> 3 = 1 AND key NOT IN (SELECT n FROM turned_away);
 END;
 
--- body: [input, …], one for each submit. Must follow `submit`, because it uses the last seqs.
+-- body: as for `submit`. A job that is started in this commit has more values: the n of its start, and the scope, epoch,
+-- lease, worker, timeout and region of the start. It is inserted as a running job, without an outbox row, unless the
+-- epoch has been raised.
+CREATE TEMP TRIGGER on_submit_started INSTEAD OF INSERT ON batch WHEN NEW.kind = 'submit_started'
+BEGIN
+    INSERT INTO starting (n, lease, worker, timeout, region)
+        SELECT value ->> 13, value ->> 16, value ->> 17, value ->> 18, value ->> 19 FROM json_each(NEW.body)
+        WHERE key NOT IN (SELECT n FROM turned_away)
+        AND coalesce((SELECT number FROM epoch WHERE scope = value ->> 14), 0) = value ->> 15;
+    INSERT INTO job (id, user_id, feature_name, status, priority, created_at, queued_at, waiting_since, scheduled_at,
+                     timer_at, deadline_at, spec, turn, run, attempt, lease, worker, call_started_at, call_deadline,
+                     call_region, started_at)
+        SELECT value ->> 0, value ->> 1, value ->> 2, iif(s.n IS NULL, value ->> 3, 3), value ->> 4, value ->> 5,
+               value ->> 6, value ->> 7, value ->> 8, iif(s.n IS NULL, value ->> 9, value ->> 10), value ->> 10,
+               value ->> 11, value ->> 12, s.n IS NOT NULL, s.n IS NOT NULL, s.lease, s.worker,
+               iif(s.n IS NULL, NULL, NEW.now), NEW.now + s.timeout, s.region, iif(s.n IS NULL, NULL, NEW.now)
+        FROM json_each(NEW.body) LEFT JOIN starting AS s ON s.n = value ->> 13
+        WHERE key NOT IN (SELECT n FROM turned_away);
+    INSERT INTO outbox (job_id, origin, written_at)
+        SELECT value ->> 0, NEW.origin, NEW.now FROM json_each(NEW.body)
+        WHERE value ->> 3 = 1 AND key NOT IN (SELECT n FROM turned_away)
+        AND NOT EXISTS (SELECT 1 FROM starting WHERE n = value ->> 13);
+    INSERT INTO answer SELECT 'begun', json_group_array(n) FROM starting HAVING count(*) > 0;
+END;
+
+-- body: [input, …], one for each submit. Must follow `submit` or `submit_started`, because it uses the last seqs. Answers
+-- for the submits.
 CREATE TEMP TRIGGER on_input INSTEAD OF INSERT ON batch WHEN NEW.kind = 'input'
 BEGIN
+    INSERT INTO answer VALUES ('submit', json_array((SELECT max(seq) FROM job), (SELECT max(id) FROM outbox)));
+    INSERT INTO answer SELECT 'turned_away', json_group_array(json_array(t.n, t.why, t.job_id, job.seq))
+        FROM turned_away AS t LEFT JOIN job ON job.id = t.job_id HAVING count(*) > 0;
     INSERT INTO job_input (seq, input)
         SELECT (SELECT max(seq) FROM job) - json_array_length(NEW.body) + (SELECT count(*) FROM turned_away)
                + row_number() OVER (), value
@@ -219,7 +252,7 @@ END;
 
 -- ---------------------------------------------------------------- start
 
--- body: [[job_id, step, run, epoch, scope, lease, worker, timeout, region], …]
+-- body: [[job_id, step, run, epoch, scope, lease, worker, timeout, region], …], with null for starts in `submit_started`.
 CREATE TEMP TRIGGER on_start INSTEAD OF INSERT ON batch WHEN NEW.kind = 'start'
 BEGIN
     INSERT INTO starting
@@ -300,7 +333,7 @@ BEGIN
 END;
 
 -- body: [[n of the move, step, service, round, attempt, error, started_at, ended_at, worker, region], …]
-CREATE TEMP TRIGGER on_failed INSTEAD OF INSERT ON batch WHEN NEW.kind = 'failed'
+CREATE TEMP TRIGGER on_failed INSTEAD OF INSERT ON seldom WHEN NEW.kind = 'failed'
 BEGIN
     INSERT INTO attempt (seq, run, step, service, round, attempt, error, started_at, ended_at, worker, region)
         SELECT m.seq, m.run, value ->> 1, value ->> 2, value ->> 3, value ->> 4, value ->> 5, value ->> 6, value ->> 7,
@@ -309,7 +342,7 @@ BEGIN
 END;
 
 -- body: [[n of the move, id, job_id, service, region, until, band], …]
-CREATE TEMP TRIGGER on_hold INSTEAD OF INSERT ON batch WHEN NEW.kind = 'hold'
+CREATE TEMP TRIGGER on_hold INSTEAD OF INSERT ON seldom WHEN NEW.kind = 'hold'
 BEGIN
     INSERT INTO hold (id, job_id, service, region, until, band)
         SELECT coalesce(value ->> 1, m.job_id || ':' || m.run), value ->> 2, value ->> 3, value ->> 4, value ->> 5,
@@ -331,7 +364,7 @@ BEGIN
 END;
 
 -- body: [[job_id, run, band, queued_at, promoted_at], …]
-CREATE TEMP TRIGGER on_prioritise INSTEAD OF INSERT ON batch WHEN NEW.kind = 'prioritise'
+CREATE TEMP TRIGGER on_prioritise INSTEAD OF INSERT ON seldom WHEN NEW.kind = 'prioritise'
 BEGIN
     INSERT INTO answer
         SELECT 'prioritised', json_group_array(p.key)
@@ -343,7 +376,7 @@ BEGIN
 END;
 
 -- body: [[job_id, run, process], …]
-CREATE TEMP TRIGGER on_adopt INSTEAD OF INSERT ON batch WHEN NEW.kind = 'adopt'
+CREATE TEMP TRIGGER on_adopt INSTEAD OF INSERT ON seldom WHEN NEW.kind = 'adopt'
 BEGIN
     INSERT INTO answer
         SELECT 'adopted', json_group_array(a.key)
@@ -355,7 +388,7 @@ BEGIN
 END;
 
 -- body: [job_id, …]
-CREATE TEMP TRIGGER on_delete INSTEAD OF INSERT ON batch WHEN NEW.kind = 'delete'
+CREATE TEMP TRIGGER on_delete INSTEAD OF INSERT ON seldom WHEN NEW.kind = 'delete'
 BEGIN
     INSERT INTO answer
         SELECT 'deleted', json_group_array(d.key)
@@ -393,14 +426,14 @@ BEGIN
 END;
 
 -- body: the time up to which holds end, capped by our own clock.
-CREATE TEMP TRIGGER on_end_holds INSTEAD OF INSERT ON batch WHEN NEW.kind = 'end_holds'
+CREATE TEMP TRIGGER on_end_holds INSTEAD OF INSERT ON seldom WHEN NEW.kind = 'end_holds'
 BEGIN
     INSERT INTO answer SELECT 'ended', count(*) FROM hold WHERE until <= min(NEW.body, NEW.now);
     DELETE FROM hold WHERE until <= min(NEW.body, NEW.now);
 END;
 
 -- body: [finished_before, failed_before, limit]
-CREATE TEMP TRIGGER on_prune INSTEAD OF INSERT ON batch WHEN NEW.kind = 'prune'
+CREATE TEMP TRIGGER on_prune INSTEAD OF INSERT ON seldom WHEN NEW.kind = 'prune'
 BEGIN
     DELETE FROM pruning;
     INSERT INTO pruning (seq)

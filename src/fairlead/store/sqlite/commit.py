@@ -7,7 +7,7 @@ called first. It selects the jobs that are due and adds their moves to the batch
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import orjson
@@ -61,7 +61,7 @@ from fairlead.store.port import (
     TurnedBack,
 )
 from fairlead.store.records import ADMIN_KINDS, BATCH_KINDS
-from fairlead.store.rows import job_of, jobs_of, numbered
+from fairlead.store.rows import job_of, jobs_of, numbered, running
 from fairlead.store.rules import rules_of
 from fairlead.store.sqlite import budgets, dashboard, encode, file_batches, files, schedules, usage, webhooks
 from fairlead.store.sqlite.records import OUTCOMES, batch_rows, operator_rows
@@ -93,6 +93,32 @@ _ENCODERS: tuple[tuple[type, Callable[[Any], list[encode.Row]]], ...] = (
     *((kind, webhooks.webhook_rows) for kind in webhook_kinds.KINDS),
     *((kind, schedules.schedule_rows) for kind in schedule_kinds.KINDS),
 )
+_ENCODER = dict(_ENCODERS)
+_RANK = {kind: rank for rank, (kind, _) in enumerate(_ENCODERS)}
+
+# The kinds whose answer has a value for each transition: its name, and the outcome for a value.
+_VALUED: dict[type, tuple[str, Callable[[Any], Outcome]]] = {
+    RaiseEpoch: ("epoch", lambda number: OTHER_RULES if number is None else Done(number)),
+    DeclareServices: ("rules", lambda value: OTHER_RULES if value is None else Done(rules_of(value))),
+    Override: ("override", lambda value: UNDECLARED if value is None else Done(rules_of(value))),
+    OverrideRates: ("rates", lambda value: OTHER_RULES if value is None else Done(rules_of(value))),
+    Adapt: ("adapt", lambda version: MOVED_ELSEWHERE if version is None else Done(version)),
+    EndHolds: ("ended", Done),
+    Prune: ("pruned", Done),
+    **OUTCOMES,
+    **budgets.OUTCOMES,
+    **files.OUTCOMES,
+    **file_batches.OUTCOMES,
+    **webhooks.OUTCOMES,
+    **schedules.OUTCOMES,
+}
+# The kinds whose answer has the positions of the transitions that changed something.
+_MATCHED = {
+    Progress: ("progressed", MOVED_ON),
+    Prioritise: ("prioritised", MOVED_ON),
+    Adopt: ("adopted", MOVED_ON),
+    Delete: ("deleted", NOT_FINISHED),
+}
 
 
 class CommitBatch:
@@ -101,12 +127,14 @@ class CommitBatch:
     def __init__(
         self,
         transitions: Sequence[Transition],
+        now: int,
         *,
         all_or_nothing: bool = False,
         prices: Prices = NO_PRICES,
         budgets: budgets.CommitBudgets | None = None,
     ) -> None:
         self._transitions = transitions
+        self._now = now
         self._prices = prices
         self._budgets = budgets
         self._all_or_nothing = all_or_nothing
@@ -116,6 +144,7 @@ class CommitBatch:
         self._found: dict[int, int] = {}  # number of jobs per sweep
         self._swept: list[tuple[int, Job, Move]] = []  # (index of the sweep or start, job, move)
         self._spent: dict[int, SpentStart] = {}  # starts whose budget is spent, by index
+        self._begins: dict[str, tuple[int, Start]] = {}  # starts of jobs in this batch, numbered, by job
 
     @property
     def sweeps(self) -> list[int]:
@@ -165,32 +194,47 @@ class CommitBatch:
 
     def rows(self) -> list[encode.Row]:
         rows: list[encode.Row] = [("begin", None)]
-        for kind, encoder in _ENCODERS:
-            transitions = [self._transitions[i] for i in self._indexes.get(kind, ()) if i not in self._spent]
-            if kind is Move:
-                transitions += [move for _, _, move in self._swept]
-            if not transitions:
-                continue
-            if kind is Move:
-                rows += encode.move_rows(transitions, self._prices)  # type: ignore[arg-type]
-            elif kind is Submit:
-                rows += encode.submit_rows(transitions, all_or_nothing=self._all_or_nothing, starts=self._starts())  # type: ignore[arg-type]
-            else:
-                rows += encoder(transitions)
-            if kind is Submit:
-                rows += files.uses_of_submits(transitions)  # type: ignore[arg-type]
-            elif kind is Start and self._budgets is not None:
-                rows += self._budgets.reserve_rows(transitions)  # type: ignore[arg-type]
-            elif kind is Move:
-                rows += files.uses_of_moves(transitions)  # type: ignore[arg-type]
-                rows += webhooks.rows_of_moves(transitions)  # type: ignore[arg-type]
-                if self._budgets is not None:
-                    rows += self._budgets.rows_of_moves(transitions, self._held())  # type: ignore[arg-type]
+        kinds = [kind for kind in self._indexes if kind in _RANK]
+        if self._swept and Move not in self._indexes:
+            kinds.append(Move)
+        if len(kinds) > 1:
+            kinds.sort(key=_RANK.__getitem__)
+        for kind in kinds:
+            rows += self._rows_of(kind)
         return rows
 
-    def _starts(self) -> dict[str, Start]:
-        starts: list[Any] = [self._transitions[i] for i in self._indexes.get(Start, ()) if i not in self._spent]
-        return {start.job_id: start for start in starts}
+    def _rows_of(self, kind: type) -> list[encode.Row]:
+        transitions: list[Any] = [self._transitions[i] for i in self._indexes.get(kind, ()) if i not in self._spent]
+        if kind is Move:
+            transitions += [move for _, _, move in self._swept]
+        if not transitions:
+            return []
+        if kind is Submit:
+            self._begin(transitions)
+            rows = encode.submit_rows(transitions, all_or_nothing=self._all_or_nothing, starts=self._begins)
+            return rows + files.uses_of_submits(transitions)
+        if kind is Start:
+            rows = encode.start_rows(transitions, self._begins)
+            return rows if self._budgets is None else rows + self._budgets.reserve_rows(transitions)
+        if kind is Move:
+            rows = encode.move_rows(transitions, self._prices)
+            rows += files.uses_of_moves(transitions)
+            rows += webhooks.rows_of_moves(transitions)
+            return rows if self._budgets is None else rows + self._budgets.rows_of_moves(transitions, self._held())
+        return _ENCODER[kind](transitions)
+
+    def _begin(self, submits: Sequence[Submit]) -> None:
+        """Find the starts of jobs that this batch submits. These jobs are inserted as started jobs."""
+        starts: list[Any] = [self._transitions[index] for index in self._unspent_starts()]
+        if not starts:
+            return
+        numbered = {start.job_id: (n, start) for n, start in enumerate(starts)}
+        for job in (submit.job for submit in submits):
+            n, start = numbered.get(job.id, (0, None))
+            if start is None or job.status is not JobStatus.PENDING:
+                continue
+            if start.run == job.run and start.step == job.step:
+                self._begins[job.id] = n, start
 
     def _held(self) -> list[tuple[int, Job, SpentStart]]:
         """The moves of starts whose budget is spent, each with its number among all moves."""
@@ -203,36 +247,28 @@ class CommitBatch:
         self._values: dict[str, list[Any]] = {}
         for kind, value in orjson.loads(answer):
             self._values.setdefault(kind, []).append(value)
-        changes = self._submitted(self._started())
+        self._started()
+        changes = self._submitted()
         self._moved()
-        self._matched(Progress, "progressed", MOVED_ON)
-        self._matched(Prioritise, "prioritised", MOVED_ON)
-        self._matched(Adopt, "adopted", MOVED_ON)
-        self._matched(Delete, "deleted", NOT_FINISHED)
-        self._valued(RaiseEpoch, "epoch", lambda number: OTHER_RULES if number is None else Done(number))
-        self._valued(DeclareServices, "rules", lambda value: OTHER_RULES if value is None else Done(rules_of(value)))
-        self._valued(Override, "override", lambda value: UNDECLARED if value is None else Done(rules_of(value)))
-        self._valued(OverrideRates, "rates", lambda value: OTHER_RULES if value is None else Done(rules_of(value)))
-        self._valued(Adapt, "adapt", lambda version: MOVED_ELSEWHERE if version is None else Done(version))
-        self._valued(EndHolds, "ended", Done)
-        self._valued(Prune, "pruned", Done)
-        more = budgets.OUTCOMES | files.OUTCOMES | file_batches.OUTCOMES | webhooks.OUTCOMES | schedules.OUTCOMES
-        for kind, (name, outcome) in (OUTCOMES | more).items():
-            if kind in self._indexes:
-                self._valued(kind, name, outcome)
+        for kind in self._indexes:
+            if kind in _VALUED:
+                self._valued(kind, *_VALUED[kind])
+            elif kind in _MATCHED:
+                self._matched(kind, *_MATCHED[kind])
         changes += [OutboxEntry(outbox_id, row[1], job_of(row)) for outbox_id, row in self._only("changes")]
         return Committed(self._outcomes, changes)
 
-    def _submitted(self, started: Set[str]) -> list[OutboxEntry]:
-        """Set the outcomes of submits. The answer holds only the last seq and the last outbox id. Accepted jobs have
-        consecutive seqs, in order, and those that entered the queue have consecutive outbox ids. The jobs in `started`
-        did not enter it."""
+    def _submitted(self) -> list[OutboxEntry]:
+        """Set the outcomes of submits, and of the starts of their jobs. The answer holds only the last seq and the last
+        outbox id. Accepted jobs have consecutive seqs, in order, and those that entered the queue have consecutive
+        outbox ids."""
         indexes = self._indexes.get(Submit)
         if indexes is None:
             return []
         last_seq, last_outbox = self._only("submit")
         refused = {n: reason for n, *reason in self._only("turned_away")}
         seq, late = last_seq or 0, bool(self._only("late"))
+        begun = self._begun()
         changes: list[OutboxEntry] = []
         for n in range(len(indexes) - 1, -1, -1):
             submit: Any = self._transitions[indexes[n]]
@@ -241,23 +277,34 @@ class CommitBatch:
                 continue
             job = submit.job
             self._outcomes[indexes[n]] = Accepted(job.id, seq)
-            if job.status is JobStatus.PENDING and job.id not in started:
+            if job.id in begun:
+                start: Any = self._transitions[begun[job.id]]
+                self._outcomes[begun[job.id]] = Started(running(job, start, seq, self._now), submit.input_json, "{}")
+            elif job.status is JobStatus.PENDING:
                 changes.append(OutboxEntry(last_outbox - len(changes), job.id, numbered(job, seq), late))
             seq -= 1
         changes.reverse()
         return changes
 
-    def _started(self) -> set[str]:
-        """Set the outcomes of starts. Returns the ids of the jobs that were started."""
-        started = set()
-        indexes = [index for index in self._indexes.get(Start, ()) if index not in self._spent]
-        for index in self._indexes.get(Start, ()):
+    def _begun(self) -> dict[str, int]:
+        """The jobs that were started by the commit that submitted them, with the indexes of their starts."""
+        if not self._begins:
+            return {}
+        indexes, numbers = self._unspent_starts(), set(self._only("begun"))
+        return {job_id: indexes[n] for job_id, (n, _) in self._begins.items() if n in numbers}
+
+    def _started(self) -> None:
+        """Set the outcomes of starts, except those of jobs that the same batch submits."""
+        if Start not in self._indexes:
+            return
+        for index in self._indexes[Start]:
             self._outcomes[index] = NOT_STARTED
+        indexes = self._unspent_starts()
         for n, row, input_json, context_json in self._only("started"):
-            job = job_of(row)
-            self._outcomes[indexes[n]] = Started(job, input_json, context_json)
-            started.add(job.id)
-        return started
+            self._outcomes[indexes[n]] = Started(job_of(row), input_json, context_json)
+
+    def _unspent_starts(self) -> list[int]:
+        return [index for index in self._indexes.get(Start, ()) if index not in self._spent]
 
     def _moved(self) -> None:
         """Set the outcomes of moves and sweeps. In the answer, the moves of the batch come first, then the moves of its

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -30,7 +30,7 @@ Row = tuple[str, str | int | None]
 """A row of the view `batch`: (kind, body)."""
 
 _NO_CALL = (None, None, None, None)
-_NO_STARTS: Mapping[str, Start] = {}
+_NO_STARTS: Mapping[str, tuple[int, Start]] = {}
 
 
 # Rules and epochs have one row each: they are rare, and each must see the effect of the previous one.
@@ -57,10 +57,10 @@ def adapt_rows(adapts: Sequence[Adapt]) -> list[Row]:
 
 
 def submit_rows(
-    submits: Sequence[Submit], *, all_or_nothing: bool = False, starts: Mapping[str, Start] = _NO_STARTS
+    submits: Sequence[Submit], *, all_or_nothing: bool = False, starts: Mapping[str, tuple[int, Start]] = _NO_STARTS
 ) -> list[Row]:
     """The rows that insert jobs: first the checks, then the jobs, then their inputs, metadata and idempotency keys.
-    `starts` are the starts of this commit, by job."""
+    `starts` are the numbered starts of these jobs, by job."""
     checks = [
         (n, submit.job.id, submit.job.user_id, submit.idempotency_key, submit.body_hash, submit.max_waiting)
         for n, submit in enumerate(submits)
@@ -78,20 +78,20 @@ def submit_rows(
         rows.append(("admit", body := json_body(checks)))
         if all_or_nothing:
             rows.append(("all_or_nothing", body))
-    rows.append(("submit", json_body([_job_row(submit, starts) for submit in submits])))
+    kind = "submit_started" if starts else "submit"
+    rows.append((kind, json_body([_job_row(submit, starts.get(submit.job.id)) for submit in submits])))
     rows.append(("input", json_body([submit.input_json for submit in submits])))
     if notes:
         rows.append(("note", json_body(notes)))
     return rows
 
 
-def _job_row(submit: Submit, starts: Mapping[str, Start]) -> tuple[Any, ...]:
+def _job_row(submit: Submit, started: tuple[int, Start] | None) -> tuple[Any, ...]:
     job = submit.job
-    start = starts.get(job.id)
     # A NUL ends a text in SQLite's JSON, so two users that differ only after it would become one.
     if "\0" in job.user_id or "\0" in job.id or "\0" in job.feature_name or "\0" in (submit.idempotency_key or ""):
         raise InvalidInput("a name must not contain the character NUL")
-    return (
+    row = (
         job.id,
         job.user_id,
         job.feature_name,
@@ -105,32 +105,32 @@ def _job_row(submit: Submit, starts: Mapping[str, Start]) -> tuple[Any, ...]:
         micros(job.deadline_at),
         spec_of(job),
         job.turn,
-        *(() if start is None else (start.scope, _epoch_of(start.lease))),
     )
+    if started is None:
+        return row
+    n, start = started
+    lease = start.lease
+    return *row, n, start.scope, _epoch_of(lease), lease, start.worker, micros(start.timeout), start.region
 
 
-def start_rows(starts: Sequence[Start]) -> list[Row]:
-    return [
-        (
-            "start",
-            json_body(
-                [
-                    (
-                        start.job_id,
-                        start.step,
-                        start.run,
-                        _epoch_of(start.lease),
-                        start.scope,
-                        start.lease,
-                        start.worker,
-                        micros(start.timeout),
-                        start.region,
-                    )
-                    for start in starts
-                ]
-            ),
-        )
-    ]
+def start_rows(starts: Sequence[Start], submitted: Container[str] = ()) -> list[Row]:
+    """The row that starts waiting jobs. The jobs in `submitted` are inserted as started jobs (see `submit_rows`)."""
+    rows = [None if start.job_id in submitted else _start_row(start) for start in starts]
+    return [("start", json_body(rows))] if any(rows) else []
+
+
+def _start_row(start: Start) -> tuple[Any, ...]:
+    return (
+        start.job_id,
+        start.step,
+        start.run,
+        _epoch_of(start.lease),
+        start.scope,
+        start.lease,
+        start.worker,
+        micros(start.timeout),
+        start.region,
+    )
 
 
 def _epoch_of(lease: str) -> int:

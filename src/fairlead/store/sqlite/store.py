@@ -95,7 +95,7 @@ class SqliteStore(Reads):
     async def commit(self, batch: Sequence[Transition], *, all_or_nothing: bool = False) -> Committed:
         now = round(self._clock() * 1e6)
         budgets = CommitBudgets(self._budgets, self._prices, now) if self._budgets else None
-        ordered = CommitBatch(batch, all_or_nothing=all_or_nothing, prices=self._prices, budgets=budgets)
+        ordered = CommitBatch(batch, now, all_or_nothing=all_or_nothing, prices=self._prices, budgets=budgets)
         with prompt_handover():
             if ordered.reads_first:
                 answer = await self._in_writer(self._read_and_apply, ordered, now)

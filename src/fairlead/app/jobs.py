@@ -122,7 +122,7 @@ class Jobs:
         """Commit one job. A request of a front, whose caller waits for the answer, is started in the same commit if
         that is possible."""
         runtime = self._runtime
-        if runtime.node is not None and runtime.config.services[submit.job.service].behind_front:
+        if runtime.node is not None and submit.job.service in runtime.config.front_services:
             outcome = await runtime.node.submit_at_once(submit)
             if outcome is not None:
                 return outcome

@@ -58,7 +58,7 @@ from fairlead.domain.config_users import PlanConfig as PlanConfig
 from fairlead.domain.config_users import UserConfig as UserConfig
 from fairlead.domain.config_users import uncountable_rates
 from fairlead.domain.config_webhooks import WebhooksConfig
-from fairlead.domain.cost_config import CostReading
+from fairlead.domain.cost_config import CostReaders, CostReading
 from fairlead.domain.costs import CostHook
 from fairlead.domain.groups import GroupRules, group_problems, paths_of
 from fairlead.domain.job import Priority
@@ -333,7 +333,7 @@ class RetentionConfig(Section):
     keep_usage_days: Seconds = 157680000.0
 
 
-class Config(Section):
+class Config(CostReaders, Section):
     services: dict[Name, ServiceConfig] = {}
     pipelines: dict[Name, list[Name]] = {}
     pools: dict[Name, Pool] = {}
@@ -377,12 +377,17 @@ class Config(Section):
     def turns_only(self) -> frozenset[str]:
         return frozenset(name for name, service in self.services.items() if service.turns_only)
 
+    @cached_property  # read by every submit
+    def front_services(self) -> frozenset[str]:
+        """The services whose jobs are requests of the OpenAI front."""
+        return frozenset(name for name, service in self.services.items() if service.behind_front)
+
     @cached_property
     def private_services(self) -> frozenset[str]:
         """The services whose requests and answers are not kept."""
         if self.openai.keep == "results":
             return frozenset()
-        return frozenset(name for name, service in self.services.items() if service.behind_front)
+        return self.front_services
 
     @cached_property
     def wait_timeouts(self) -> dict[str, float]:

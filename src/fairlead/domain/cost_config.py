@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self
 
 from fairlead.domain.costs import TOKENS, CostHook
@@ -39,3 +40,16 @@ class CostReading:
         """Compute costs with this function, and return the service."""
         self._reads_cost = hook
         return self
+
+
+class CostReaders:
+    """The part of `Config` that concerns costs."""
+
+    if TYPE_CHECKING:
+        services: Any
+
+    @cached_property  # read by every submit
+    def cost_readers(self) -> dict[str, CostHook]:
+        """The functions that compute the costs of steps from the inputs of their jobs, by service."""
+        readers = ((name, service.reads_cost) for name, service in self.services.items())
+        return {name: reader for name, reader in readers if reader is not None}

@@ -133,12 +133,12 @@ class SubmissionChecker:
         user_id = check_text(submission.user_id, "user_id", MAX_USER_ID)
         job = self._job_of(submission, user_id)
         if job.cost is None and not self._turn:
-            job = self._with_costs(job, submission.input_data)
+            self._set_costs(job, submission.input_data)
         input_json = _json({} if submission.input_data is None else submission.input_data, "input_data")
         if len(input_json) > server.max_body:
             raise TooLarge(f"input_data is over {server.max_body} bytes", pointer="/input_data")
         service = self._config.services[job.service]
-        if not self._turn and service.speaks_openai:
+        if not self._turn and job.service in self._config.front_services and service.speaks_openai:
             _check_request(submission)
         metadata_json = None if submission.metadata is None else _json(submission.metadata, "metadata")
         if metadata_json is not None and len(metadata_json) > MAX_METADATA:
@@ -162,17 +162,17 @@ class SubmissionChecker:
         self._plain[name] = () if rest is None else _after_names(job)  # the second such job fills the cache
         return job
 
-    def _with_costs(self, job: Job, params: Any) -> Job:
-        """The job with the costs of its steps, if a service computes them from the input."""
-        readers = [self._config.services[step].reads_cost for step in job.steps]
-        if not any(readers):
-            return job
+    def _set_costs(self, job: Job, params: Any) -> None:
+        """Set the costs of the job's steps, if a service computes them from the input. The job is changed in place: no
+        other code uses it yet."""
+        readers = self._config.cost_readers
+        if not readers or readers.keys().isdisjoint(job.steps):
+            return
         params = {} if params is None else params
-        costs = tuple(
-            None if reader is None else _computed(reader, step, params)
-            for reader, step in zip(readers, job.steps, strict=True)
-        )
-        return job if costs.count(None) == len(costs) else replace(job, costs=costs)
+        costs = [_computed(readers[step], step, params) if step in readers else None for step in job.steps]
+        if costs.count(None) < len(costs):
+            new: Any = job
+            new.costs = tuple(costs)
 
     def _new_job(self, submission: Submission, user_id: str) -> Job:
         config, now = self._config, self._now

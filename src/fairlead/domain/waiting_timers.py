@@ -5,10 +5,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
-from fairlead.domain.fast_dataclass import fast_dataclass
+from fairlead.domain.fast_dataclass import changed, fast_dataclass
 from fairlead.domain.job import Job, JobStatus
 from fairlead.domain.retry import RESOURCE_EXHAUSTED
 
@@ -47,8 +46,8 @@ def first_state(
 
 def with_start_timeout(job: Job, seconds: float) -> Job:
     """The new job with a limit on the time until it starts."""
-    limited = replace(job, start_within=seconds)
-    return replace(limited, timer_at=earliest(job.timer_at, limited.start_by))
+    limited = changed(job, start_within=seconds)
+    return changed(limited, timer_at=earliest(job.timer_at, limited.start_by))
 
 
 def waiting_timer(

@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from fairlead.app.priority.sources import Breaker, Hook, NoAnswer, PriorityHook, PrioritySourceClient
 from fairlead.domain.config import Config
+from fairlead.domain.fast_dataclass import changed
 from fairlead.domain.job import Job, Priority, PrioritySource
 from fairlead.domain.transitions import Submit
 from fairlead.domain.user_priority import UNKNOWN, UserPriority, standing_of
@@ -110,7 +111,7 @@ class PriorityResolver:
         for submit in submits:
             job = self._settled(submit.job, decisions.get(submit.job.user_id), lowers_only=lowers_only)
             self.decided[PrioritySource(job.priority_source or PrioritySource.DEFAULT)] += 1
-            settled.append(submit if job is submit.job else replace(submit, job=job))
+            settled.append(submit if job is submit.job else changed(submit, job=job))
         return settled
 
     def _settled(self, job: Job, decision: PriorityDecision | None, *, lowers_only: bool) -> Job:
@@ -119,10 +120,10 @@ class PriorityResolver:
             weight, group, plan = self._share(job.user_id, decision)
             if (weight, group, plan) == (job.weight, job.group, job.plan):
                 return job
-            return replace(job, weight=weight, group=group, plan=plan)
+            return changed(job, weight=weight, group=group, plan=plan)
         if decision is None or decision == (job.priority, job.weight, job.priority_source, job.group, job.plan):
             return job
-        return replace(
+        return changed(
             job,
             priority=decision.priority,
             original_priority=decision.priority,

@@ -5,9 +5,11 @@ To add an engine, add a function to `ENGINES` that makes an empty one from a clo
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from fairlead.dispatch.memory import MemoryDispatcher
 from fairlead.dispatch.memory.claim_new import claim_new
@@ -22,6 +24,9 @@ from fairlead.dispatch.port import (
     UserQueue,
     Withdrawal,
 )
+from fairlead.dispatch.port import (
+    ClaimNew as ClaimsNew,
+)
 from fairlead.dispatch.redis import RedisDispatcher
 from fairlead.dispatch.redis.claim_new import ClaimNew
 from fairlead.domain.groups import GroupRules
@@ -30,6 +35,13 @@ from fairlead.domain.rates import Rate
 from fairlead.domain.rules import Rules, ServiceRules
 from fairlead.engine.prompt_worker import LAST
 from tests.redis_servers import server_url
+
+
+async def claimed_new(claim_new: ClaimsNew, offer: Offer) -> Lease | None:
+    """Claim a step that is not in the queue, and wait for the answer."""
+    answer: asyncio.Future[Lease | None] = asyncio.get_running_loop().create_future()
+    claim_new(offer, "w", answer.set_result)
+    return await answer
 
 
 class FakeClock:
@@ -134,9 +146,9 @@ class QueueHarness:
         values: dict[str, object] = {"seq": LAST, "band": 2, "rank": RANK_ARRIVAL, "step": 0, "run": 0} | more
         offer = Offer(job_id=job, service=service, user_id=user, **values)  # type: ignore[arg-type]
         if isinstance(self.dispatcher, MemoryDispatcher):
-            return await claim_new(self.dispatcher, offer, "w")
+            return await claimed_new(partial(claim_new, self.dispatcher), offer)
         assert isinstance(self.dispatcher, RedisDispatcher)
-        return await ClaimNew(self.dispatcher, rest=0.0)(offer, "w")
+        return await claimed_new(ClaimNew(self.dispatcher, rest=0.0), offer)
 
     async def claimed(self, budget: int = 1, *services: str, worker: str = "w", **filters: object) -> list[str]:
         """Claim, and return the jobs."""

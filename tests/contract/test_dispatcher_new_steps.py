@@ -13,7 +13,7 @@ from fairlead.dispatch.redis.claim_new import MOST, ClaimNew
 from fairlead.domain.groups import GroupRules
 from fairlead.domain.rates import Rate
 from fairlead.domain.rules import Order, ServiceRules
-from tests.contract.dispatchers import QueueHarness
+from tests.contract.dispatchers import QueueHarness, claimed_new
 
 
 async def nothing_waits(queue: QueueHarness, *jobs: str) -> None:
@@ -149,4 +149,4 @@ async def test_new_steps_take_the_usual_way_if_their_claim_fails() -> None:
     claim_new = Failing(SimpleNamespace(_scopes=SimpleNamespace(of=str)))  # type: ignore[arg-type]
     offers = [Offer(f"job {n}", 1, "s", "ann", 2, 0, 0, 0) for n in range(MOST + 1)]
     async with asyncio.timeout(10):
-        assert set(await asyncio.gather(*[claim_new(offer, "w") for offer in offers])) == {None}
+        assert set(await asyncio.gather(*[claimed_new(claim_new, offer) for offer in offers])) == {None}

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 import pytest
 
 from fairlead.store.group_commit import GroupCommit
-from fairlead.store.port import Accepted, Refused, Started
+from fairlead.store.port import Accepted, Outcome, Refused, Started
 from fairlead.store.postgres.queries import WRITES
 from tests.integration.lost_replies import lose_reply
 from tests.integration.test_postgres_store import RecordingRelay, blocked, job, opened, raw, start
+
+
+async def written(group_commit: GroupCommit, job_id: str, lease: str) -> Sequence[Outcome | Exception]:
+    outcomes: asyncio.Future[Sequence[Outcome | Exception]] = asyncio.get_running_loop().create_future()
+    group_commit.write_chain(job(job_id, idempotency_key=job_id), start(job_id, lease), outcomes.set_result)
+    return await outcomes
 
 
 @pytest.mark.parametrize("happened", [True, False])
@@ -21,9 +28,9 @@ async def test_a_lost_reply_to_a_submit_that_starts_its_job_is_hidden(
         relay = RecordingRelay()
         group_commit = GroupCommit(store, relay)
         group_commit.start()
-        await group_commit.write_chain(job("j1", idempotency_key="k1"), start("j1"))  # the scope is known
+        await written(group_commit, "j1", "0:1")  # the scope is known
         lose_reply(monkeypatch, happened=happened, times=1)
-        accepted, started = await group_commit.write_chain(job("j2", idempotency_key="k2"), start("j2", "0:2"))
+        accepted, started = await written(group_commit, "j2", "0:2")
         assert isinstance(accepted, Accepted)
         assert isinstance(started, Started)
         assert (started.job.seq, started.job.lease, started.job.run) == (accepted.seq, "0:2", 1)

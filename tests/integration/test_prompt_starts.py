@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import openai
 import pytest
 
+from fairlead.domain import transitions
 from fairlead.domain.job import JobStatus
 from fairlead.domain.transitions import Start, Submit
 from fairlead.errors import InvalidInput, Unavailable
@@ -118,3 +121,20 @@ async def test_a_submit_that_is_refused_frees_the_slot_at_once(
         assert (await front.app._runtime.node.shards["main"].dispatcher.snapshot())[0].leases == ()
     assert commits.kinds[0] == [Submit, Start]
     assert len(front.upstream.calls) == 1
+
+
+async def test_a_caller_whose_start_has_not_begun_is_refused_when_the_worker_closes(
+    tmp_path: Path, commits: Commits, engines: dict[str, str]
+) -> None:
+    async with open_front(tmp_path, engines=engines) as front:
+        await commits.until_prompt(front)
+        job_id = await ask(front)
+        [worker] = front.app._runtime.node.workers
+        record = await front.app._runtime.store.get(job_id)
+        job = replace(record.job, id=str(uuid4()), status=JobStatus.PENDING, run=0, attempt=0)
+        submitting = asyncio.create_task(worker.submit(transitions.submit(job, "{}", now=job.created_at, waits={})))
+        await asyncio.sleep(0)  # it has asked for a slot, and has got no further
+        await worker.close()
+        async with asyncio.timeout(5):
+            with pytest.raises(Unavailable):
+                await submitting

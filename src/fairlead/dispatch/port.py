@@ -7,7 +7,7 @@ newer run of the job, queued or leased.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
@@ -341,9 +341,11 @@ class Leadership(Protocol):
     async def close(self) -> None: ...
 
 
-ClaimNew = Callable[[Offer, str], Awaitable[Lease | None]]
-"""Claims a step before it is in the queue, for the worker of this name. Returns None, and leaves nothing behind, if the
-step is not the next one of its service now: because of a limit, a rate, a pause, or another step."""
+Granted = Callable[[Lease | None], None]
+ClaimNew = Callable[[Offer, str, Granted], None]
+"""Claims a step before it is in the queue, for the worker of this name, and calls `Granted` with the lease, at once if
+the dispatcher is in this process. Calls it with None, and leaves nothing behind, if the step is not the next one of its
+service now: because of a limit, a rate, a pause, or another step."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from fairlead.dispatch.port import Dispatcher, Lease, Release
@@ -308,9 +308,6 @@ def start_of(lease: Lease, worker: str, timeout: float) -> Start:
     )
 
 
-WriteStarts = Callable[[Sequence[Start]], Awaitable[Sequence[Outcome | Exception]]]
-
-
 class Starter:
     """Writes to the database that a worker's claimed steps have started. `spawn` runs a coroutine as a task of the
     worker."""
@@ -339,16 +336,34 @@ class Starter:
         self._spawn = spawn
         self._loop = asyncio.get_running_loop()
 
-    async def start(self, leases: Sequence[Lease], write: WriteStarts | None = None) -> list[tuple[Lease, Started]]:
-        """Write in one commit that the steps of these leases have started, with `write` instead of a commit of their
-        own if it is given. Returns the steps that have started. The slots of refused steps are released; steps that
-        could not be written are left to recovery."""
+    async def start(self, leases: Sequence[Lease]) -> list[tuple[Lease, Started]]:
+        """Write in one commit that the steps of these leases have started. Returns the steps that have started."""
         # These leases were granted under rules that this process does not have yet.
         unreachable = [lease for lease in leases if not reaches(self._services[lease.service], lease.region)]
         if unreachable:
             self._give_up(unreachable, LookupError("their region is not configured here"))
             leases = [lease for lease in leases if lease not in unreachable]
-        outcomes = await self._write(leases, write or self._group_commit.write_each)
+        overdue = self.give_up_later(leases)
+        outcomes: Sequence[Outcome | Exception]
+        try:
+            outcomes = await self._group_commit.write_each([self.start_of(lease) for lease in leases])
+        except Exception as error:  # the group commit is full or closed
+            outcomes = [error] * len(leases)
+        finally:
+            overdue.cancel()
+        return self.started(leases, outcomes)
+
+    def start_of(self, lease: Lease) -> Start:
+        return start_of(lease, self._worker, self._timeouts[lease.service])
+
+    def give_up_later(self, leases: Sequence[Lease]) -> asyncio.TimerHandle:
+        """Give these steps up if their outcomes have not arrived after `START_WITHIN` seconds. The caller cancels the
+        timer when the outcomes arrive, and passes them to `started` in any case."""
+        return self._loop.call_later(START_WITHIN, self._give_up_overdue, leases)
+
+    def started(self, leases: Sequence[Lease], outcomes: Sequence[Outcome | Exception]) -> list[tuple[Lease, Started]]:
+        """Returns the steps that have started. The slots of refused steps are released; steps that could not be written
+        are left to recovery."""
         started: list[tuple[Lease, Started]] = []
         unwritten: list[Lease] = []
         for lease, outcome in zip(leases, outcomes, strict=True):
@@ -367,18 +382,6 @@ class Starter:
         if unwritten:
             self._give_up(unwritten, next(each for each in outcomes if isinstance(each, Exception)))
         return started
-
-    async def _write(self, leases: Sequence[Lease], write: WriteStarts) -> Sequence[Outcome | Exception]:
-        """Write the starts and return their outcomes. Steps whose outcome has not arrived after `START_WITHIN` seconds
-        are given up; this method still waits for their outcomes."""
-        starts = [start_of(lease, self._worker, self._timeouts[lease.service]) for lease in leases]
-        overdue = self._loop.call_later(START_WITHIN, self._give_up_overdue, leases)
-        try:
-            return await write(starts)
-        except Exception as error:  # the group commit is full or closed
-            return [error] * len(starts)
-        finally:
-            overdue.cancel()
 
     def _give_up_overdue(self, leases: Sequence[Lease]) -> None:
         waiting = [lease for lease in leases if lease in self._leases]

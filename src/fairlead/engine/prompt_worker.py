@@ -12,35 +12,49 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from fairlead import failpoints
 from fairlead.dispatch.port import ClaimNew, Lease
 from fairlead.domain.job import JobStatus
-from fairlead.domain.transitions import Start, Submit
+from fairlead.domain.transitions import Submit
 from fairlead.engine.claim_loop import UNLIMITED
 from fairlead.engine.outbox_relay import offer_of
 from fairlead.engine.worker import Worker
 from fairlead.errors import RequestError, Unavailable
+from fairlead.executors.factory import reaches
 from fairlead.store.commits import NOT_STARTED
 from fairlead.store.port import Outcome
 
 LAST = 2**51
 """The seq of a step whose job has none yet: the step is behind all others of the same rank."""
 
+_Caller = asyncio.Future[Outcome | None]
+
 
 class PromptWorker(Worker):
     def __init__(self, *args: Any, claim_new: ClaimNew, **options: Any) -> None:
         super().__init__(*args, **options)
         self._claim_new = claim_new
+        self._callers: set[_Caller] = set()
 
     async def submit(self, submit: Submit) -> Outcome | None:
-        """Accept a job and start it. Returns None, and does nothing, if it cannot be started at once."""
+        """Accept a job and start it. Returns None, and does nothing, if it cannot be started at once. A start goes on
+        if the caller is cancelled."""
         if not self._may_start(submit) or not self._budget.take(self.wake_all, at_most=1):
             return None
-        accepted: asyncio.Future[Outcome | None] = self._loop.create_future()
-        self._spawn(self._claim_and_start(submit, accepted))  # it goes on if the caller is cancelled
-        return await accepted
+        caller: _Caller = self._loop.create_future()
+        self._callers.add(caller)
+        self._tasks.add(caller)
+        self._idle.clear()
+        try:
+            offer = offer_of(submit.job, self._rules.current.services, seq=LAST)
+            self._claim_new(offer, self.name, partial(self._granted, submit, caller, time.monotonic()))
+        except Exception as error:
+            self._budget.give_back(1)
+            self._answer(caller, error)
+        return await caller
 
     def _may_start(self, submit: Submit) -> bool:
         job, rules, pool = submit.job, self._rules.current, self.pool
@@ -53,43 +67,47 @@ class PromptWorker(Worker):
             return False
         if pool.partial or job.service not in pool.serves(self._rules.executed):
             return False
-        return self._rules.lanes.has(job.service, job.priority.band)
+        return self._rules.lanes.has(job.service, job.priority.band) and reaches(self._services[job.service], None)
 
-    async def _claim_and_start(self, submit: Submit, accepted: asyncio.Future[Outcome | None]) -> None:
-        async def write(starts: Sequence[Start]) -> Sequence[Outcome | Exception]:
+    def _granted(self, submit: Submit, caller: _Caller, claimed_at: float, lease: Lease | None) -> None:
+        """Write the job and its start, once the dispatcher has answered."""
+        self._budget.give_back(lease is None)
+        if lease is None or self._closing:  # then the lease expires
+            self._answer(caller, None)
+            return
+        failpoints.passed(failpoints.AFTER_CLAIM)
+        self._leases.add([lease])
+        overdue = self._starter.give_up_later([lease])
+
+        def written(outcomes: Sequence[Outcome | Exception]) -> None:
+            overdue.cancel()
+            accepted, started = outcomes
+            if self._closing:
+                return  # the caller has its answer, and recovery finds the step
+            if isinstance(started, RequestError):
+                started = NOT_STARTED  # refused: nothing was written, so the slot is free at once
             try:
-                outcome, started = await self._group_commit.write_chain(submit, starts[0])
-            except RequestError as error:  # refused: nothing was written, so the slot is free at once
-                outcome, started = error, NOT_STARTED
-            except Exception as error:
-                outcome = started = error
-            if accepted.done():
-                pass  # the caller was cancelled
-            elif isinstance(outcome, Exception):
-                accepted.set_exception(outcome)
-            else:
-                accepted.set_result(outcome)
-            return [started]
+                self._run_steps(self._starter.started([lease], [started]), claimed_at)
+            finally:
+                self._answer(caller, accepted)
 
-        began = time.monotonic()
         try:
-            lease = await self._claim_step(submit)
-            if lease is not None:
-                await self._start([lease], began, write)
-            elif not accepted.done():
-                accepted.set_result(None)
-        finally:
-            if not accepted.done():
-                accepted.set_exception(Unavailable("this process is stopping", retry_after=1.0))
+            self._group_commit.write_chain(submit, self._starter.start_of(lease), written)
+        except Unavailable as error:
+            written([error, error])
 
-    async def _claim_step(self, submit: Submit) -> Lease | None:
-        lease = None
-        try:
-            offer = offer_of(submit.job, self._rules.current.services, seq=LAST)
-            lease = await self._claim_new(offer, self.name)
-        finally:
-            self._budget.give_back(lease is None)
-        if lease is not None:
-            failpoints.passed(failpoints.AFTER_CLAIM)
-            self._leases.add([lease])
-        return lease
+    def _answer(self, caller: _Caller, outcome: Outcome | Exception | None) -> None:
+        self._callers.discard(caller)
+        self._task_done(caller)
+        if caller.done():
+            return  # the caller was cancelled, or the worker is closed
+        if isinstance(outcome, Exception):
+            caller.set_exception(outcome)
+        else:
+            caller.set_result(outcome)
+
+    async def close(self) -> None:
+        self._closing = True
+        for caller in list(self._callers):
+            self._answer(caller, Unavailable("this process is stopping", retry_after=1.0))
+        await super().close()

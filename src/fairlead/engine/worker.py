@@ -25,7 +25,6 @@ from fairlead.engine.claim_loop import (
     HeldLeases,
     Starter,
     StartGate,
-    WriteStarts,
 )
 from fairlead.engine.parts import EngineParts, RulesRef, ShardSignals
 from fairlead.engine.roles import WorkerPool
@@ -50,7 +49,7 @@ from fairlead.executors.port import CANCELLED, TIMED_OUT, Call
 from fairlead.executors.trace_scope import execute
 from fairlead.log_fields import about
 from fairlead.outage import Outage
-from fairlead.store.port import Store
+from fairlead.store.port import Started, Store
 
 log = logging.getLogger("fairlead.worker")
 
@@ -108,7 +107,7 @@ class Worker:
         self._runs: dict[str, StepRun] = {}
         self._timeouts: dict[float, TimeoutGroup[StepRun]] = {}
         self._ended: list[StepRun] = []
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Future[Any]] = set()
         self._idle = asyncio.Event()
         self._idle.set()
         self._closing = False
@@ -185,9 +184,13 @@ class Worker:
 
     # ------------------------------------------------------------ start, call, conclude, finish, release
 
-    async def _start(self, leases: Sequence[Lease], claimed_at: float, write: WriteStarts | None = None) -> None:
-        """Write in one commit that the steps have started, then run each step in its own task."""
-        for lease, started in await self._starter.start(leases, write):
+    async def _start(self, leases: Sequence[Lease], claimed_at: float) -> None:
+        """Write in one commit that the steps have started, then run them."""
+        self._run_steps(await self._starter.start(leases), claimed_at)
+
+    def _run_steps(self, steps: Sequence[tuple[Lease, Started]], claimed_at: float) -> None:
+        """Run each of these steps in its own task."""
+        for lease, started in steps:
             self._counters.started(started.job)
             timeout = self._services[lease.service].timeout
             timeouts = self._timeouts.get(timeout)
@@ -436,7 +439,7 @@ class Worker:
         if not task.cancelled() and task.exception() is not None:
             log.error("a task of the worker failed", exc_info=task.exception())
 
-    def _task_done(self, task: asyncio.Task[None] | None) -> None:
+    def _task_done(self, task: asyncio.Future[Any] | None) -> None:
         self._tasks.discard(task)
         if not self._tasks:
             self._idle.set()

@@ -38,6 +38,7 @@ from fairlead.store.write_units import (
     Independent,
     One,
     Unit,
+    Written,
     job_id_of,
     subjects_of,
 )
@@ -155,12 +156,11 @@ class GroupCommit:
             self._put(Independent(transitions[begin : begin + size], each, begin))
         return await each.future
 
-    async def write_chain(self, submit: Submit, start: Start) -> Sequence[Outcome | Exception]:
-        """Commit a job and its start together, and return both outcomes. The start is refused if the submit is."""
+    def write_chain(self, submit: Submit, start: Start, written: Written) -> None:
+        """Commit a job and its start together, and call `written` with both outcomes. The start is refused if the
+        submit is. A request waits for this commit, and a future would be one more iteration of the event loop."""
         self._admit(submit, 2)
-        future: asyncio.Future[Sequence[Outcome | Exception]] = self._loop.create_future()
-        self._put(Chain((submit, start), future))
-        return await future
+        self._put(Chain((submit, start), written))
 
     def write_later(self, transition: Transition) -> None:
         """Queue a transition and return without waiting for its commit. It joins the next large batch, or is committed

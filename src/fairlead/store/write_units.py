@@ -7,7 +7,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, ClassVar
 
 from fairlead.domain.transitions import Adopt, Delete, Move, Prioritise, Progress, Start, Submit
@@ -18,6 +18,8 @@ from fairlead.store.webhooks import RecordEvent
 log = logging.getLogger("fairlead.group_commit")
 
 WARN_EVERY = 10.0
+
+Written = Callable[[Sequence[Outcome | Exception]], None]
 
 _WITH_JOB_ID = frozenset({Start, Move, Progress, Prioritise, Adopt, Delete, RecordEvent})
 
@@ -127,24 +129,24 @@ class Atomic(Unit):
 
 class Chain(Unit):
     """A unit with transitions of one job that follow each other, such as its submit and its start. The kinds of
-    transitions in a batch are applied in the order of a job's life. Chains share batches with other chains."""
+    transitions in a batch are applied in the order of a job's life. Chains share batches with other chains. `written`
+    is called with the outcomes, or with the error in place of each."""
 
-    __slots__ = ("future",)
+    __slots__ = ("_written",)
 
-    def __init__(
-        self, transitions: Sequence[Transition], future: asyncio.Future[Sequence[Outcome | Exception]]
-    ) -> None:
+    def __init__(self, transitions: Sequence[Transition], written: Written) -> None:
         super().__init__(transitions)
         self.kind = Chain
-        self.future = future
+        self._written = written
 
     def resolve(self, outcomes: Sequence[Outcome | Exception]) -> None:
-        if not self.future.done():
-            self.future.set_result(outcomes)
+        try:
+            self._written(outcomes)
+        except Exception:  # the other units of the batch must get their outcomes
+            log.exception("a caller failed after its commit")
 
     def fail(self, error: Exception) -> None:
-        if not self.future.done():
-            self.future.set_exception(error)
+        self.resolve([error] * len(self.transitions))
 
 
 def _may_be_refused(transition: Transition) -> bool:

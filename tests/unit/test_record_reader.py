@@ -1,4 +1,5 @@
-"""Jobs that many callers request at the same time are read together, and never earlier than they were requested."""
+"""Jobs that many callers request at the same time are read together, and never earlier than they were requested.
+Callers of a commit do not disturb each other."""
 
 from __future__ import annotations
 
@@ -7,11 +8,13 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 import pytest
+from tests.unit.test_group_commit import FakeStore, running_group_commit, touch
 
 from fairlead.domain.job import JobRecord
 from fairlead.errors import Unavailable
 from fairlead.store import group_commit
 from fairlead.store.group_commit import RecordReader
+from fairlead.store.port import Done
 
 
 class _Store:
@@ -80,3 +83,17 @@ async def test_a_caller_that_is_cancelled_does_not_disturb_the_others() -> None:
     gone.cancel()
     store.release.release()
     assert await stays == "record of b"
+
+
+async def test_a_caller_that_fails_after_its_commit_does_not_disturb_the_others() -> None:
+    def fails(outcomes: Sequence[Any]) -> None:
+        raise ValueError("a caller's own error")
+
+    store = FakeStore()
+    written: asyncio.Future[Sequence[Any]] = asyncio.get_running_loop().create_future()
+    async with running_group_commit(store) as writes:
+        writes.write_each_then([touch("a")], fails)
+        writes.write_each_then([touch("b"), touch("c")], written.set_result)
+        assert await written == [Done(touch("b")), Done(touch("c"))]
+        assert await writes.write(touch("d")) == Done(touch("d"))
+    assert [len(batch) for batch in store.batches] == [3, 1]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import textwrap
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -20,13 +21,15 @@ from fairlead.engine.parts import Signals
 from fairlead.errors import StoreError, Unavailable
 from fairlead.log_fields import about
 from fairlead.store.group_commit import GroupCommit
-from fairlead.store.port import Done, FireTimers, PromoteWaiting, SweepResult
+from fairlead.store.port import Done, FireTimers, Outcome, PromoteWaiting, SweepResult
 
 if TYPE_CHECKING:
     from fairlead.engine.tracing import Tracing
 
 log = logging.getLogger("fairlead.jobs")
 turn_log = logging.getLogger("fairlead.turns")
+
+Recorded = Callable[[bool | Exception], None]
 
 OPERATOR = "moved by an operator"
 _MOVED_BY = {"prioritise": OPERATOR, "demote": "a budget is spent: demoted"}
@@ -70,6 +73,7 @@ class TransitionWriter:
         self._signals = signals
         self._private = private
         self._tracing = tracing
+        self._soon: list[tuple[Job, Move, float, Recorded]] = []
         self.counters = Counters()
 
     async def record(self, job: Job, move: Move, now: float) -> bool:
@@ -82,15 +86,37 @@ class TransitionWriter:
     async def record_each(self, moves: Sequence[tuple[Job, Move]], now: float) -> list[bool | Exception]:
         """Write many transitions, each independent of the others. The result has one item for each: True if it was
         applied, False if the job had moved on, or the error."""
-        results: list[bool | Exception] = []
         outcomes = await self._group_commit.write_each([move for _, move in moves])
-        for (job, move), outcome in zip(moves, outcomes, strict=True):
-            if isinstance(outcome, Done):
-                self._publish(job, move, now)
-                results.append(True)
-            else:
-                results.append(outcome if isinstance(outcome, Exception) else False)
-        return results
+        return [self._published(*one, outcome, now) for one, outcome in zip(moves, outcomes, strict=True)]
+
+    def record_soon(self, job: Job, move: Move, now: float, recorded: Recorded) -> None:
+        """Write a transition together with others of the same moment, and call `recorded` with its item of
+        `record_each`. A task and a future for each transition would cost more than all other work of a worker for a
+        step."""
+        self._soon.append((job, move, now, recorded))
+        if len(self._soon) == 1:
+            asyncio.get_running_loop().call_soon(self._record_now)
+
+    def _record_now(self) -> None:
+        moves, self._soon = self._soon, []
+
+        def written(outcomes: Sequence[Outcome | Exception]) -> None:
+            for (job, move, now, recorded), outcome in zip(moves, outcomes, strict=True):
+                try:
+                    recorded(self._published(job, move, outcome, now))
+                except Exception:  # the others are written too
+                    log.exception("job %s: a part of its worker failed", job.id, extra=about(job))
+
+        try:
+            self._group_commit.write_each_then([move for _, move, _, _ in moves], written)
+        except Unavailable as error:
+            written([error] * len(moves))
+
+    def _published(self, job: Job, move: Move, outcome: Outcome | Exception, now: float) -> bool | Exception:
+        if isinstance(outcome, Done):
+            self._publish(job, move, now)
+            return True
+        return outcome if isinstance(outcome, Exception) else False
 
     async def apply_each(self, moves: Sequence[tuple[Job, Move]], now: float) -> Applied:
         """Write many transitions. Returns those that were applied, and the error if the database could not be reached.

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Coroutine, Sequence
+from functools import partial
 from typing import Any
 
 from fairlead import failpoints
@@ -106,7 +107,6 @@ class Worker:
         )  # fmt: skip
         self._runs: dict[str, StepRun] = {}
         self._timeouts: dict[float, TimeoutGroup[StepRun]] = {}
-        self._ended: list[StepRun] = []
         self._tasks: set[asyncio.Future[Any]] = set()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -204,13 +204,15 @@ class Worker:
             self._tasks.add(run.task)
 
     async def _run_step(self, run: StepRun) -> None:
+        finishing = False
         try:
             elapsed = await self._call(run)
             if run.call is not None and run.call.rests:
                 await self._sent.rest(run.call.rests)
             self._conclude(run, elapsed)
-            if not run.keeps_slot:
-                self._finish_with_others(run)
+            if run.move is not None and not run.keeps_slot:
+                self._recorder.record_soon(run.job, run.move, self._clock.now(), partial(self._finished, run))
+                finishing = True
                 return
             await self._finish(run, run.move)
             await self._keep_slot(run)
@@ -221,7 +223,8 @@ class Worker:
             self._runs.pop(run.job.id, None)
             self._leases.drop(run.lease.name)
         finally:
-            self._task_done(run.task)  # a done callback would cost as much as the task
+            if not finishing:
+                self._task_done(run.task)  # a done callback would cost as much as the task
 
     async def _call(self, run: StepRun) -> float:
         """Call the handler and set `run.outcome`. Returns how many seconds the call took."""
@@ -266,28 +269,17 @@ class Worker:
         run.region_failed = region_failed(run.lease, outcome)
         run.move = None if run.abandoned else self._outcomes.move_of(run, outcome, elapsed)
 
-    def _finish_with_others(self, run: StepRun) -> None:
-        """Write the outcome and release the slot together with other steps that end in the same moment. A task and a
-        future for each step would cost more than all other work that the worker does for the step."""
-        self._ended.append(run)
-        if len(self._ended) == 1:
-            self._spawn(self._finish_ended())
-
-    async def _finish_ended(self) -> None:
-        runs, self._ended = self._ended, []
-        moves = [(run.job, run.move) for run in runs if run.move is not None]
-        applied: list[bool | Exception]
-        try:
-            applied = await self._recorder.record_each(moves, self._clock.now())
-        except Unavailable as error:
-            applied = [error] * len(runs)
+    def _finished(self, run: StepRun, applied: bool | Exception) -> None:
+        """Release the slot, once the outcome is written. The worker is not idle until then."""
+        if self._closing:
+            return
         failpoints.passed(failpoints.AFTER_FINISH)
-        for run, outcome in zip(runs, applied, strict=True):
-            if isinstance(outcome, Exception):
-                self._spawn(self._finish_alone(run))
-            else:
-                self._written(run, applied=outcome)
-                self._release(run)
+        if isinstance(applied, Exception):
+            self._spawn(self._finish_alone(run))
+        else:
+            self._written(run, applied=applied)
+            self._release(run)
+        self._task_done(run.task)
 
     async def _finish_alone(self, run: StepRun) -> None:
         """Write the outcome of this step alone, after writing it with others has failed (see `_record`)."""

@@ -144,17 +144,22 @@ class GroupCommit:
         self._put(Atomic(transitions, future))
         return await future
 
-    async def write_each(self, transitions: Sequence[Transition]) -> list[Outcome | Exception]:
+    async def write_each(self, transitions: Sequence[Transition]) -> Sequence[Outcome | Exception]:
         """Commit independent transitions and return all their outcomes. The transitions may be committed in different
         batches."""
         if not transitions:
             return []
+        future: asyncio.Future[Sequence[Outcome | Exception]] = self._loop.create_future()
+        self.write_each_then(transitions, lambda outcomes: None if future.done() else future.set_result(outcomes))
+        return await future
+
+    def write_each_then(self, transitions: Sequence[Transition], written: Written) -> None:
+        """Like `write_each`, for at least one transition, but call `written` with the outcomes."""
         self._admit(transitions[0], len(transitions))
-        each = Each(len(transitions), self._loop.create_future())
+        each = Each(len(transitions), written)
         size = self._max_batch if len(subjects_of(transitions)) == len(transitions) else 1
         for begin in range(0, len(transitions), size):
             self._put(Independent(transitions[begin : begin + size], each, begin))
-        return await each.future
 
     def write_chain(self, submit: Submit, start: Start, written: Written) -> None:
         """Commit a job and its start together, and call `written` with both outcomes. The start is refused if the
@@ -286,7 +291,8 @@ class GroupCommit:
         def ended(commit: asyncio.Task[None]) -> None:
             self._commits.discard(commit)
             self._under_way.difference_update(subjects)
-            self._wake()
+            if self._pending or self._closing:
+                self._wake()
 
         commit.add_done_callback(ended)
 

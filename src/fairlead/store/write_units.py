@@ -140,13 +140,19 @@ class Chain(Unit):
         self._written = written
 
     def resolve(self, outcomes: Sequence[Outcome | Exception]) -> None:
-        try:
-            self._written(outcomes)
-        except Exception:  # the other units of the batch must get their outcomes
-            log.exception("a caller failed after its commit")
+        _call(self._written, outcomes)
 
     def fail(self, error: Exception) -> None:
         self.resolve([error] * len(self.transitions))
+
+
+def _call(written: Written, outcomes: Sequence[Outcome | Exception]) -> None:
+    """Pass the outcomes to a caller. An error of the caller is logged: the other units of the batch must get their
+    outcomes."""
+    try:
+        written(outcomes)
+    except Exception:
+        log.exception("a caller failed after its commit")
 
 
 def _may_be_refused(transition: Transition) -> bool:
@@ -154,21 +160,20 @@ def _may_be_refused(transition: Transition) -> bool:
 
 
 class Each:
-    """Collects the outcomes of several independent transitions, and resumes their caller once all outcomes are
-    known."""
+    """Collects the outcomes of several independent transitions, and calls `written` once all outcomes are known."""
 
-    __slots__ = ("_left", "_results", "future")
+    __slots__ = ("_left", "_results", "_written")
 
-    def __init__(self, size: int, future: asyncio.Future[list[Outcome | Exception]]) -> None:
+    def __init__(self, size: int, written: Written) -> None:
         self._results: list[Outcome | Exception | None] = [None] * size
         self._left = size
-        self.future = future
+        self._written = written
 
     def set(self, begin: int, results: Sequence[Outcome | Exception]) -> None:
         self._results[begin : begin + len(results)] = results
         self._left -= len(results)
-        if not self._left and not self.future.done():
-            self.future.set_result([result for result in self._results if result is not None])
+        if not self._left:
+            _call(self._written, [result for result in self._results if result is not None])
 
 
 class Independent(Unit):

@@ -244,8 +244,7 @@ class Reports:
             self._hub.publish(Event(events.STEP_START, job.id, self._clock.now(), text, details), job.user_id)
 
     async def _record_start(self, job: Job, webhook: JobWebhook) -> None:
-        """Write the event `job.started` if the webhook wants it. The call does not wait for a database that is away;
-        the event is then dropped."""
+        """Write the event `job.started` if the webhook wants it; drop it if the database is unreachable."""
         if job.step or not webhook.wants(STARTED):
             return
         try:

@@ -71,7 +71,9 @@ run: export PORT := $(PORT)
 run: $(RUN_STAMP)
 	@$(BIN)/python examples/cao/run.py
 
-# Compiled first: with PYTHONDONTWRITEBYTECODE, each of the many processes that the tests start would compile it.
+# Otherwise each of the many processes that the tests start would compile src/ and tests/ again.
+test coverage: export PYTHONDONTWRITEBYTECODE :=
+
 test: install
 	$(BIN)/python -m compileall -q src
 	$(BIN)/python -m pytest -n $(PROCESSES) --dist worksteal $(ARGS)

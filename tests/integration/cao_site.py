@@ -27,11 +27,13 @@ from fairlead.domain.config import Config
 from fairlead.domain.rules import MAIN_SHARD
 from fairlead.engine import estimate_accuracy, outbox_relay, rebuild, registry
 from fairlead.engine.claim_loop import ConcurrencyBudget
-from fairlead.engine.loops import orphaned_turns, sync_rules, timers
+from fairlead.engine.loops import abandoned, cleanup, orphaned_turns, schedules, sync_rules, timers
 from fairlead.engine.parts import EngineParts, RunningNode
 from fairlead.engine.roles import Roles, WorkerPool
 from fairlead.engine.shard_runtime import ShardRuntime
 from fairlead.engine.turns.waiters import Waiters
+from fairlead.engine.webhooks import delivery_loop
+from fairlead.engine.webhooks import endpoints as webhook_endpoints
 from fairlead.executors import http
 from fairlead.executors.factory import executors_of
 from fairlead.executors.port import Call
@@ -218,9 +220,14 @@ async def cao(folder: Path, patch: pytest.MonkeyPatch, **changes: dict[str, Any]
     # These loops poll for the work of other processes, of which there are none: an hour of polling takes long.
     patch.setattr(timers, "LOOK_EVERY", SELDOM)
     patch.setattr(timers, "PROMOTE_EVERY", SELDOM)
+    patch.setattr(schedules, "LOOK_EVERY", SELDOM)
+    patch.setattr(cleanup, "SETTLE_EVERY", SELDOM)
+    patch.setattr(cleanup, "HOLDS_EVERY", SELDOM)
+    patch.setattr(delivery_loop, "LOOK_EVERY", SELDOM)
+    patch.setattr(webhook_endpoints, "READ_EVERY", SELDOM)
     patch.setattr(event_stream, "POLL_EVERY", NEVER)
     patch.setattr(registry, "NEIGHBOURS_EVERY", SELDOM)
-    for loop in (outbox_relay, sync_rules, rebuild, estimate_accuracy, orphaned_turns):
+    for loop in (outbox_relay, sync_rules, rebuild, estimate_accuracy, orphaned_turns, abandoned):
         patch.setattr(loop, "EVERY", SELDOM)
     services = {
         name: {

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from fairlead import Fairlead, JobView
+from fairlead.errors import Unavailable
 from tests.chaos.waiting import until, until_true
 from tests.integration.turn_contenders import SERVICE, app_of
 
@@ -47,8 +48,10 @@ class Contest:
         )
 
         async def all_wait() -> bool:
-            [service] = (await self.app.status())["services"]
-            return bool(sum(service["waiting"].values()) == processes * tasks)
+            with suppress(Unavailable):  # while the processes start, the status may take longer than its time limit
+                [service] = (await self.app.status())["services"]
+                return bool(sum(service["waiting"].values()) == processes * tasks)
+            return False
 
         await until("all are queued", all_wait, patience=PATIENCE_S)
         self.arrivals = [job.user_id for job in reversed(await self._jobs()) if job.user_id.startswith("user-")]

@@ -48,7 +48,8 @@ export function Search({ onClose }) {
     window.addEventListener("hashchange", left);
     return () => window.removeEventListener("hashchange", left);
   }, []);
-  useEffect(() => setAt(0), [results]);
+  // Before the results are painted: a key that is pressed as soon as they are visible counts.
+  useLayoutEffect(() => setAt(0), [results]);
   const choose = (result) => {
     dialog.current.close();
     go(HREF[result.kind](result));

@@ -17,7 +17,6 @@ if scope.lost or scope.pool_limit then
 end
 --- @include costs
 --- @include queues
---- @include regions
 --- @include rates
 --- @include moves
 --- @include pick

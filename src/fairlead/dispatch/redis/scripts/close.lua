@@ -7,6 +7,7 @@
 -- Returns {1 if closed else 0}.
 --- @include scope
 --- @include costs
+--- @include windows
 
 local epoch = tonumber(ARGV[5])
 if scope.epoch and epoch < scope.epoch then
@@ -45,12 +46,13 @@ if scope.rates then
     end
   end
   for _, window in ipairs(windows) do
-    for at = #window, 9, -1 do
+    for at = #window, W_FIRST, -1 do
       window[at] = nil
     end
-    for at = 4, 8 do
+    for at = W_REST, W_USED_UNITS do
       window[at] = 0
     end
+    window[W_OLDER] = false
   end
   scope.rates.n = 0
   fields[#fields + 1] = 'rates'

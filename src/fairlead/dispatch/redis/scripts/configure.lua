@@ -41,7 +41,6 @@ if any_rate and not scope.rates then
 end
 --- @include costs
 --- @include queues
---- @include regions
 --- @include rates
 --- @include moves
 --- @include pick

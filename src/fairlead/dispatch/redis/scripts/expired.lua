@@ -9,7 +9,6 @@ if scope.lost then
 end
 --- @include costs
 --- @include queues
---- @include regions
 --- @include pick
 --- @include grant
 --- @include master

@@ -8,7 +8,6 @@
 --- @include scope
 --- @include costs
 --- @include queues
---- @include regions
 --- @include rates
 --- @include pick
 --- @include save

@@ -121,7 +121,7 @@ local function mean_estimate(service, plain, steps, stated, cost)
   end
   local costs = costs_of(service)
   if costs[PER_COST] > 0 then
-    cost = scaled(costs, PER_COST, cost, stated)
+    cost = of_costs().scaled(costs, PER_COST, cost, stated)
   elseif not costs[IN_SECONDS] then
     return plain
   end
@@ -420,7 +420,7 @@ local function rate_waits(service, entry, lane, position, own)
     end
   end
   local found = rates.user_window(service, entry.user)
-  return math.max(waits, first or 0), found and rates.window_wait(found[1], own, units, mean, duration) or 0
+  return math.max(waits, first or 0), found and rates.window_wait(found, own, units, mean, duration) or 0
 end
 
 -- What the estimate of a step is based on.

@@ -11,7 +11,6 @@ if scope.lost then
 end
 --- @include costs
 --- @include queues
---- @include regions
 --- @include rates
 --- @include moves
 --- @include pick

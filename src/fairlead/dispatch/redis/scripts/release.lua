@@ -10,7 +10,6 @@ if scope.lost then
 end
 --- @include costs
 --- @include queues
---- @include regions
 --- @include rates
 --- @include pick
 --- @include grant

@@ -11,7 +11,6 @@ end
 scope.rates = scope.rates or { s = {}, n = 0, p = false }
 --- @include costs
 --- @include queues
---- @include regions
 --- @include rates
 --- @include pick
 --- @include save

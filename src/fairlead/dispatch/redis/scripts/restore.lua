@@ -13,7 +13,6 @@
 --- @include scope
 --- @include costs
 --- @include queues
---- @include regions
 --- @include rates
 --- @include pick
 --- @include grant

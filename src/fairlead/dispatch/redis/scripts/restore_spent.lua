@@ -10,7 +10,6 @@
 --- @include scope
 --- @include costs
 --- @include queues
---- @include regions
 --- @include rates
 --- @include pick
 --- @include save

@@ -7,7 +7,6 @@
 --- @include scope
 --- @include costs
 --- @include queues
---- @include regions
 --- @include pick
 --- @include save
 

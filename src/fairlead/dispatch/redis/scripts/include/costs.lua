@@ -24,70 +24,76 @@ local function costs_of(service)
   return costs
 end
 
--- The amount that corresponds to a sum over `steps` steps by the ratio at this index.
-local function scaled(costs, at, sum, steps)
-  return floor(math.min(sum * costs[at + 1] / costs[at + 2], steps * LONGEST))
-end
-
--- The index of the ratio for calls in this region.
-local function ratio_at(costs, region)
-  for at = region and COST_REGIONS or #costs + 1, #costs, 4 do
-    if costs[at] == region and costs[at + 1] >= ENOUGH then
-      return at + 1
+-- The other functions are created when a cost or a use is stated first.
+local cost_functions
+local function of_costs()
+  if not cost_functions then
+    -- The amount that corresponds to a sum over `steps` steps by the ratio at this index.
+    local function scaled(costs, at, sum, steps)
+      return floor(math.min(sum * costs[at + 1] / costs[at + 2], steps * LONGEST))
     end
-  end
-  return PER_COST
-end
 
-local function learn(costs, at, over, under)
-  if under > 0 then
-    local count = math.min(costs[at] + 1, 64)
-    costs[at] = count
-    costs[at + 1] = costs[at + 1] + floor((over - costs[at + 1]) / count)
-    costs[at + 2] = costs[at + 2] + floor((under - costs[at + 2]) / count)
-  end
-end
-
--- Learn from a call that took `real` and stated `cost`, or used `used`. Returns what it is charged, before the weight.
-local function settled(service, real, cost, used, region)
-  if not cost and not used then
-    return real
-  end
-  local costs = costs_of(service)
-  service.costs_changed = true
-  if cost then
-    learn(costs, PER_COST, real, cost)
-    if region then
-      local at = COST_REGIONS
-      while costs[at] and costs[at] ~= region do
-        at = at + 4
+    -- The index of the ratio for calls in this region.
+    local function ratio_at(costs, region)
+      for at = region and COST_REGIONS or #costs + 1, #costs, 4 do
+        if costs[at] == region and costs[at + 1] >= ENOUGH then
+          return at + 1
+        end
       end
-      if not costs[at] then
-        costs[at], costs[at + 1], costs[at + 2], costs[at + 3] = region, 0, 0, 0
-      end
-      learn(costs, at + 1, real, cost)
+      return PER_COST
     end
-    if used then
-      learn(costs, USED_PER_COST, used, cost)
-    end
-  end
-  if not used then
-    return real
-  end
-  learn(costs, PER_USED, real, used)
-  return costs[BY_USED] and costs[PER_USED] > 0 and scaled(costs, PER_USED, used, 1) or real
-end
 
--- Count waiting steps that state a cost, or with negative numbers steps that wait no more. The sums, by lane and user or
--- by FIFO lane, are written by `save`.
-local function count_costs(service, lane, user_id, steps, cost)
-  local costs, changes = costs_of(service), service.waiting_costs
-  costs[STATED], service.costs_changed = costs[STATED] + steps, true
-  local key = service.fifo and lane or lane .. '\0' .. user_id
-  local change = changes[key]
-  if change then
-    change[1], change[2] = change[1] + steps, change[2] + cost
-  else
-    changes[key] = { steps, cost }
+    local function learn(costs, at, over, under)
+      if under > 0 then
+        local count = math.min(costs[at] + 1, 64)
+        costs[at] = count
+        costs[at + 1] = costs[at + 1] + floor((over - costs[at + 1]) / count)
+        costs[at + 2] = costs[at + 2] + floor((under - costs[at + 2]) / count)
+      end
+    end
+
+    -- Learn from a call that took `real` and stated `cost`, or used `used`. Returns what it is charged, before the weight.
+    local function settled(service, real, cost, used, region)
+      local costs = costs_of(service)
+      service.costs_changed = true
+      if cost then
+        learn(costs, PER_COST, real, cost)
+        if region then
+          local at = COST_REGIONS
+          while costs[at] and costs[at] ~= region do
+            at = at + 4
+          end
+          if not costs[at] then
+            costs[at], costs[at + 1], costs[at + 2], costs[at + 3] = region, 0, 0, 0
+          end
+          learn(costs, at + 1, real, cost)
+        end
+        if used then
+          learn(costs, USED_PER_COST, used, cost)
+        end
+      end
+      if not used then
+        return real
+      end
+      learn(costs, PER_USED, real, used)
+      return costs[BY_USED] and costs[PER_USED] > 0 and scaled(costs, PER_USED, used, 1) or real
+    end
+
+    -- Count waiting steps that state a cost, or with negative numbers steps that wait no more. The sums, by lane and user or
+    -- by FIFO lane, are written by `save`.
+    local function count_costs(service, lane, user_id, steps, cost)
+      local costs, changes = costs_of(service), service.waiting_costs
+      costs[STATED], service.costs_changed = costs[STATED] + steps, true
+      local key = service.fifo and lane or lane .. '\0' .. user_id
+      local change = changes[key]
+      if change then
+        change[1], change[2] = change[1] + steps, change[2] + cost
+      else
+        changes[key] = { steps, cost }
+      end
+    end
+
+    cost_functions = { scaled = scaled, ratio_at = ratio_at, settled = settled, count = count_costs }
   end
+  return cost_functions
 end

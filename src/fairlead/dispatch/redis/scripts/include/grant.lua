@@ -169,13 +169,13 @@ local function release_one(
   service.leased = service.leased - 1
   if region then
     vacate(service, name, region)
-    region_ended(service, region, name, mark, now > granted and now - granted or 0)
+    of_regions().ended(service, region, name, mark, now > granted and now - granted or 0)
   end
   user[RUNNING] = user[RUNNING] - 1
   local used, real, base = 0, nil, nil
   if mark ~= '1' then
     real = now > granted and now - granted or 0
-    base = settled(service, real, cost, reported, region)
+    base = (cost or reported) and of_costs().settled(service, real, cost, reported, region) or real
     used = charge(base, weight)
     user[MEAN] = smoothed(user[MEAN], real)
     average(service, real)
@@ -208,11 +208,11 @@ local function release(service, mark, reported, lease_names, sent)
   local seen, jobs, gone, count = {}, {}, {}, 0
   local stored = read_many(service.keys.leases, lease_names)
   local ids = NONE
-  if #lease_names > 1 and (rates or not service.fifo and call('ZLEXCOUNT', service.keys.heads, '[g', '(h') > 0) then
+  if #lease_names > 1 then
     ids = {}
     for i = 1, #lease_names do
       if stored[i] then
-        local _, _, _, user_id = unpack_of(stored[i])
+        local _, _, _, _, user_id = cmsgpack.unpack_limit(stored[i], 4, 0)
         ids[#ids + 1] = user_id
       end
     end

@@ -236,7 +236,7 @@ local function take_in_band(service, band, heads, room, issue)
       seqs[i] = lane .. '\0' .. sortable(seq) .. jobs[i]
     end
     if cost then
-      count_costs(service, lane, user[ID], -1, -cost)
+      of_costs().count(service, lane, user[ID], -1, -cost)
     end
     issue(service, jobs[i], step, run, user, estimates[i], charges[i], band, false, cost, nil,
       masks[i] or false, units[i], groups[i])

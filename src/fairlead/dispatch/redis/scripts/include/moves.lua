@@ -36,10 +36,10 @@ local function replace_queued(old_service, old, service, new, user)
       service.waiting[new.band] = service.waiting[new.band] + 1
       user[CHANGED] = true
       if old.cost then
-        count_costs(service, lane, old.user, -1, -old.cost)
+        of_costs().count(service, lane, old.user, -1, -old.cost)
       end
       if new.cost then
-        count_costs(service, lane, new.user, 1, new.cost)
+        of_costs().count(service, lane, new.user, 1, new.cost)
       end
       return
     end

@@ -272,7 +272,7 @@ local function join_queue(service, user, job, seq, band, rank, region, cost)
     seqs[n + 1], seqs[n + 2] = '0', lane .. '\0' .. sortable(seq) .. job
   end
   if cost then
-    count_costs(service, lane, user[ID], 1, cost)
+    of_costs().count(service, lane, user[ID], 1, cost)
   end
 end
 
@@ -295,7 +295,7 @@ local function count_out(service, entry, user, lane)
     call('ZREM', service.keys.seqs, lane .. '\0' .. sortable(entry.seq) .. entry.job)
   end
   if entry.cost then
-    count_costs(service, lane, user[ID], -1, -entry.cost)
+    of_costs().count(service, lane, user[ID], -1, -entry.cost)
   end
 end
 
@@ -347,10 +347,13 @@ end
 
 -- Park a user at its limit or rate, and unpark it when it is below.
 local function park_or_unpark(service, user)
-  local limit, was, parked = service.user_limit, user[PARKED], user[PARKED]
+  local limit, was = service.user_limit, user[PARKED]
+  if not limit and not was then
+    return
+  end
   -- A number is the time until which the user is parked because of its rate.
-  parked = type(parked) == 'number' and parked > now and parked or limit and user[RUNNING] >= limit
-  if parked == user[PARKED] then
+  local parked = type(was) == 'number' and was > now and was or limit and user[RUNNING] >= limit
+  if parked == was then
     return
   end
   user[PARKED] = parked
@@ -385,9 +388,9 @@ end
 local function estimate_of(service, user, cost, region)
   if cost then
     local costs = costs_of(service)
-    local at = ratio_at(costs, region)
+    local at = of_costs().ratio_at(costs, region)
     if costs[at] > 0 then
-      return scaled(costs, at, cost, 1)
+      return of_costs().scaled(costs, at, cost, 1)
     elseif costs[IN_SECONDS] then
       return cost
     end

@@ -7,22 +7,45 @@
 -- path, and `z` is true if one of them limits units. The windows of members, users and groups, are in RATES, and the times
 -- at which they have to be looked at in RATED, both by service NUL id.
 --
--- A window is a list of these, followed by its entries, three values each: end, requests, units.
---- @const W_PER 1
---- @const W_REQUESTS 2
---- @const W_UNITS 3
---- @const W_REST 4
---- @const W_OPEN 5
---- @const W_OPEN_UNITS 6
---- @const W_USED 7
---- @const W_USED_UNITS 8
---- @const W_FIRST 9
+--- @include windows
 if scope.rates then
   local RATES, RATED = KEYS[#KEYS - 1], KEYS[#KEYS]
   local state, found_of = scope.rates, {}
   local late, pack_now, may_park = {}, false, true
+  local unpack_limit = cmsgpack.unpack_limit
+
+  -- Append the packed entries to the list again.
+  local function unfold(window)
+    if window[W_OLDER] then
+      local entries = { unpack_of(window[W_OLDER]) }
+      local older, last = #entries, #window
+      for at = last, W_FIRST, -1 do
+        window[at + older] = window[at]
+      end
+      for i = 1, older do
+        window[W_FIRST - 1 + i] = entries[i]
+      end
+      window[W_OLDER], window[W_NEXT] = false, 0
+    end
+  end
+
+  -- Pack all entries but the last four, if there are twice as many.
+  local function fold(window)
+    local last = #window
+    if last >= W_FIRST + 24 then
+      local kept = last - 11
+      if not window[W_OLDER] then
+        window[W_OLDER], window[W_NEXT] = '', window[W_FIRST]
+      end
+      window[W_OLDER] = window[W_OLDER] .. pack(unpack(window, W_FIRST, kept - 1))
+      for at = W_FIRST, last do
+        window[at] = window[at + kept - W_FIRST]
+      end
+    end
+  end
 
   local function take_rate(window, rate)
+    unfold(window)
     local per = rate and rate[3] or 1000000
     local shift = window[W_PER] > 0 and per - window[W_PER] or 0
     window[W_PER], window[W_REQUESTS], window[W_UNITS] = per, rate and rate[1] or MIDDLE, rate and rate[2] or MIDDLE
@@ -33,7 +56,7 @@ if scope.rates then
   end
 
   local function new_window(rate)
-    return take_rate({ 0, 0, 0, 0, 0, 0, 0, 0 }, rate)
+    return take_rate({ false, false, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, false }, rate)
   end
 
   local function margin(window)
@@ -71,6 +94,7 @@ if scope.rates then
       requests = 0
     end
     local due = window[W_REST]
+    unfold(window)
     for at = W_FIRST, #window, 3 do
       if requests <= 0 and over <= 0 then
         break
@@ -87,6 +111,10 @@ if scope.rates then
     window[W_USED], window[W_USED_UNITS] = window[W_USED] + requests, window[W_USED_UNITS] + units
     while at > W_FIRST and window[at - 3] > ends do
       at = at - 3
+      if at == W_FIRST and window[W_OLDER] then
+        unfold(window)
+        at = #window + 1
+      end
     end
     if at > W_FIRST and window[at - 3] == ends then
       window[at - 2], window[at - 1] = window[at - 2] + requests, window[at - 1] + units
@@ -99,6 +127,9 @@ if scope.rates then
   end
 
   local function subtract_units(window, ends, units)
+    if (window[W_FIRST] or 0) > ends then
+      unfold(window)
+    end
     for at = #window - 2, W_FIRST, -3 do
       if window[at] == ends then
         units = math.min(units, window[at + 2])
@@ -120,8 +151,18 @@ if scope.rates then
 
   -- Drop what is over. Returns whether anything was.
   local function window_advance(window)
-    local over = 0
-    while window[W_FIRST + over] and window[W_FIRST + over] <= now do
+    local over, packed = 0, false
+    while window[W_OLDER] and window[W_NEXT] <= now do
+      local older, at, _, requests, units = window[W_OLDER], unpack_limit(window[W_OLDER], 3, 0)
+      window[W_USED], window[W_USED_UNITS], packed = window[W_USED] - requests, window[W_USED_UNITS] - units, true
+      if at > 0 then
+        window[W_OLDER] = sub(older, at + 1)
+        _, window[W_NEXT] = unpack_limit(older, 1, at)
+      else
+        window[W_OLDER], window[W_NEXT] = false, 0
+      end
+    end
+    while not window[W_OLDER] and window[W_FIRST + over] and window[W_FIRST + over] <= now do
       local at = W_FIRST + over
       window[W_USED], window[W_USED_UNITS] = window[W_USED] - window[at + 1], window[W_USED_UNITS] - window[at + 2]
       over = over + 3
@@ -139,11 +180,11 @@ if scope.rates then
     if rested then
       window[W_REST] = 0
     end
-    return over > 0 or rested
+    return over > 0 or packed or rested
   end
 
   local function window_ended(window, units, used, sent_at, reported)
-    if (window[W_FIRST] or MIDDLE) <= now then
+    if (window[W_OLDER] and window[W_NEXT] or window[W_FIRST] or MIDDLE) <= now then
       window_advance(window) -- a later end of the last entry puts off the next look at a member's window
     end
     local less = used and math.max(0, units - used) or 0
@@ -186,18 +227,19 @@ if scope.rates then
     return members
   end
 
-  -- A member's window: {window, score, key, changed}; nil if the member has none. With `rate`, it is created if needed.
+  -- A member's window; nil if the member has none. With `rate`, it is created if needed.
   local function user_window(service, user_id, rate)
     local members = members_of(service)
     local found = members[user_id]
     if found == nil then
       local key = state.n > 0 and service.name .. '\0' .. user_id
       local stored = key and call('HGET', RATES, key)
-      found = stored and { unpack_of(stored), false, key, false }
+      found = stored and { key, false, unpack_of(stored) }
       members[user_id] = found
     end
     if not found and rate then
-      found = { new_window(rate), false, service.name .. '\0' .. user_id, true }
+      found = new_window(rate)
+      found[W_KEY] = service.name .. '\0' .. user_id
       members[user_id], state.n, pack_now = found, state.n + 1, true
     end
     return found or nil
@@ -213,18 +255,26 @@ if scope.rates then
       end
     end
     for i, stored in ipairs(read_many(RATES, keys)) do
-      members[missing[i]] = stored and { unpack_of(stored), false, keys[i], false }
+      members[missing[i]] = stored and { keys[i], false, unpack_of(stored) }
     end
   end
 
-  -- When the window of a user has to be looked at: when the user gets another chance, or at the end of its last entry.
-  local function score(service, found, user_id)
-    local user, window = read_user(service, user_id), found[1]
-    found[4] = true
-    if user and type(user[PARKED]) == 'number' and user[PARKED] > 0 then
-      found[2] = user[PARKED]
+  -- When the window of a member has to be looked at: when the member gets another chance, or at the end of its last entry.
+  local function look_of(service, window, user_id)
+    local parked = read_user(service, user_id)
+    parked = parked and parked[PARKED]
+    if type(parked) == 'number' and parked > 0 then
+      return parked
+    end
+    return window[W_OPEN] == 0 and window[W_FIRST] and window[#window - 2] or MIDDLE
+  end
+
+  local function score(service, window, user_id)
+    local look = look_of(service, window, user_id)
+    if window[W_LOOK] == 0 or look < window[W_LOOK] then
+      window[W_LOOK], window[W_CHANGED] = look, 2
     else
-      found[2] = #window >= W_FIRST and window[W_OPEN] == 0 and window[#window - 2] or MIDDLE
+      window[W_CHANGED] = window[W_CHANGED] or 1
     end
   end
 
@@ -288,8 +338,8 @@ if scope.rates then
   local function take_plan(service, user_id, plan)
     local rate = plan and state.q and state.q[plan] or state.s[service.name].u
     local found = (state.q or rate) and user_window(service, user_id, rate)
-    if found and not (rate and has_rate(found[1], rate)) then
-      take_rate(found[1], rate or nil) -- the user has another plan now
+    if found and not (rate and has_rate(found, rate)) then
+      take_rate(found, rate or nil) -- the user has another plan now
       score(service, found, user_id)
     end
     return rate and found
@@ -315,8 +365,8 @@ if scope.rates then
     while path do
       local rate = state.g[path]
       local found = user_window(service, '\1' .. path, rate)
-      if not has_rate(found[1], rate) then
-        take_rate(found[1], rate)
+      if not has_rate(found, rate) then
+        take_rate(found, rate)
       end
       path = around(service, path)
     end
@@ -353,7 +403,7 @@ if scope.rates then
         members[known], ids[known] = found, id
         if own or id ~= user_id then
           count = count + 1
-          windows[count] = found[1]
+          windows[count] = found
         end
       end
       if id ~= user_id then
@@ -390,19 +440,22 @@ if scope.rates then
       local found = service and user_window(service, user_id)
       if found then
         local user = read_user(service, user_id)
-        window_advance(found[1])
+        if look_of(service, found, user_id) <= now then
+          window_advance(found)
+        end
         if user and type(user[PARKED]) == 'number' and user[PARKED] <= now then
           user[CHANGED] = true
           reconsider(service, user)
           touch(service)
         end
+        found[W_LOOK] = 0
         score(service, found, user_id)
       end
     end
   end
 
   local function first_end(window)
-    local ends = window[W_FIRST] or MIDDLE
+    local ends = window[W_OLDER] and window[W_NEXT] or window[W_FIRST] or MIDDLE
     return window[W_REST] > 0 and math.min(window[W_REST], ends) or ends
   end
 
@@ -412,8 +465,8 @@ if scope.rates then
     local path, id = rated_group(service, user_id), user_id
     while id do
       local found = user_window(service, id)
-      if found and not window_fits(found[1], units) then
-        local node, due = user_of(service, id), window_due(found[1], units)
+      if found and not window_fits(found, units) then
+        local node, due = user_of(service, id), window_due(found, units)
         node[PARKED] = due and due > 0 and due or MIDDLE
         score(service, found, id)
         mark_stale(service, node)
@@ -628,21 +681,25 @@ if scope.rates then
     end,
 
     save = function(fields)
-      local written, gone, scores = {}, {}, {}
+      local written, count, gone, scores = {}, 0, {}, {}
       for _, parked in ipairs(late) do -- by a pick after the users were written
         call('HSET', parked[1].keys.users, parked[2][ID], stored_user(parked[2]))
       end
       for _, of_service in pairs(found_of) do
         for id, found in pairs(of_service) do
-          if found and found[4] then
-            local window, key, n = found[1], found[3], #written
-            if window[W_USED] == 0 and window[W_USED_UNITS] == 0 and window[W_REST] == 0 and #window < W_FIRST then
+          if found and found[W_CHANGED] then
+            local key = found[W_KEY]
+            if found[W_USED] == 0 and found[W_USED_UNITS] == 0 and found[W_REST] == 0 and not found[W_FIRST] then
               gone[#gone + 1], state.n, pack_now = key, state.n - 1, true
               of_service[id] = false
             else
-              found[4] = false
-              written[n + 1], written[n + 2] = key, pack(window)
-              scores[n + 1], scores[n + 2] = format('%d', found[2]), key
+              fold(found)
+              count = count + 2
+              written[count - 1], written[count] = key, pack(unpack(found, W_PER))
+              if found[W_CHANGED] == 2 then
+                scores[#scores + 1], scores[#scores + 2] = format('%d', found[W_LOOK]), key
+              end
+              found[W_CHANGED] = false
             end
           end
         end
@@ -652,6 +709,15 @@ if scope.rates then
       call_many('HSET', RATES, written, 2)
       call_many('ZADD', RATED, scores, 2)
       if pack_now then
+        for _, of in pairs(state.s) do
+          fold(of.o)
+          for _, window in pairs(of.r) do
+            fold(window)
+          end
+        end
+        if state.p then
+          fold(state.p)
+        end
         fields[#fields + 1], fields[#fields + 2] = 'rates', pack(state)
       end
     end,
@@ -665,6 +731,7 @@ if scope.rates then
       local function freed(window, missing, most, at)
         local whole = floor((missing - 1) / most)
         local rest = missing - 1 - whole * most
+        unfold(window)
         for entry = W_FIRST, #window, 3 do
           rest = rest - window[entry + at]
           if rest < 0 then
@@ -756,7 +823,7 @@ if scope.rates then
           if not of or not found then
             return 0
           end
-          return window_wait(found[1], count, cost or of.m or 0, of.m, service.mean or service.cost)
+          return window_wait(found, count, cost or of.m or 0, of.m, service.mean or service.cost)
         end,
 
         -- What the upstream said about its limits.
@@ -802,7 +869,7 @@ if scope.rates then
             for _, path in ipairs(paths) do
               local found = user_window(service, '\1' .. path)
               if found then
-                row_of(rows, 'group', path, found[1])
+                row_of(rows, 'group', path, found)
               end
             end
           end
@@ -821,16 +888,22 @@ if scope.rates then
                 rate = state.g and state.g[sub(id, 2)] or false
               else
                 for _, pair in ipairs(pairs_of_rates) do
-                  if rate == nil and pair[1] and has_rate(found[1], pair[1]) then
+                  if rate == nil and pair[1] and has_rate(found, pair[1]) then
                     rate = pair[2] or false
                   end
                 end
               end
               if rate == false then
-                found[1], found[4] = { 0, 0, 0, 0, 0, 0, 0, 0 }, true
+                for at = #found, W_FIRST, -1 do
+                  found[at] = nil
+                end
+                for at = W_REST, W_USED_UNITS do
+                  found[at] = 0
+                end
+                found[W_OLDER], found[W_CHANGED] = false, 1
               else
                 if rate then
-                  take_rate(found[1], rate)
+                  take_rate(found, rate)
                 end
                 score(service, found, id)
               end

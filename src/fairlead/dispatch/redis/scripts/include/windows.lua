@@ -1,0 +1,19 @@
+-- A window is a list of these, followed by its last entries, three values each: end, requests, units. Entries before them
+-- are packed in W_OLDER (false: none), and W_NEXT is the first end among these: a script rarely needs them. Of a member's
+-- window, W_KEY is its field of RATES, W_CHANGED is 1 if it has to be written and 2 if its time in RATED has to be too (both
+-- are values of this call only, and not stored), and W_LOOK is that time. It may be earlier than necessary, so that RATED is
+-- not written for every call.
+--- @const W_KEY 1
+--- @const W_CHANGED 2
+--- @const W_PER 3
+--- @const W_REQUESTS 4
+--- @const W_UNITS 5
+--- @const W_REST 6
+--- @const W_OPEN 7
+--- @const W_OPEN_UNITS 8
+--- @const W_USED 9
+--- @const W_USED_UNITS 10
+--- @const W_LOOK 11
+--- @const W_NEXT 12
+--- @const W_OLDER 13
+--- @const W_FIRST 14

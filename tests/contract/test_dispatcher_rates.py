@@ -88,6 +88,51 @@ async def test_a_release_that_says_when_the_call_was_sent_frees_the_rate_earlier
     assert await queue.claimed() == ["b"]
 
 
+@pytest.mark.parametrize("of", ["rate", "user_rate"])
+async def test_a_window_of_many_calls_forgets_each_of_them_in_time(queue: QueueHarness, of: str) -> None:
+    await queue.open(ServiceRules("s", limit=99, **{of: Rate(requests=30, per=64.0)}))  # type: ignore[arg-type]
+    await queue.offer_all([f"job-{number}" for number in range(60)])
+    for _ in range(30):
+        await release(queue, await queue.take())
+        queue.clock.advance(1.0)
+    queue.clock.advance(34.0)
+    assert await queue.claimed(9) == []
+    queue.clock.advance(WIDTH + 0.05)
+    for number in range(30, 60):
+        await queue.dispatcher.end_holds()
+        assert await queue.claimed(9) == [f"job-{number}"]
+        queue.clock.advance(1.0)
+
+
+async def test_calls_that_end_in_another_order_than_they_were_sent_leave_the_window_as_they_were_sent(
+    queue: QueueHarness,
+) -> None:
+    await queue.open(ServiceRules("s", limit=99, rate=Rate(requests=99, units=99.0, per=64.0)))
+    await queue.offer_all([f"job-{number}" for number in range(30)], cost=2.0)
+    leases = await queue.claim(30)
+    queue.clock.advance(40.0)
+    for number, lease in enumerate(leases):
+        await release(queue, lease, sent=float(7 * number % 30), used=1.0)
+    assert await used(queue) == (30, 30.0)
+    queue.clock.advance(25.0 + WIDTH + 0.05)
+    for left in reversed(range(30)):
+        assert await used(queue) == (left, left)
+        queue.clock.advance(1.0)
+
+
+async def test_units_of_calls_that_were_sent_long_ago_are_settled(queue: QueueHarness) -> None:
+    await queue.open(ServiceRules("s", limit=99, rate=Rate(units=99.0, per=64.0)))
+    await queue.offer_all([f"job-{number}" for number in range(30)], cost=2.0)
+    leases = await queue.claim(30)
+    for lease in leases:
+        queue.clock.advance(1.0)
+        await queue.dispatcher.sent([Sent(lease.name, "s", 60.0)])
+    assert await used(queue) == (30, 60.0)
+    for count, lease in enumerate(leases, start=1):
+        await release(queue, lease, used=0.5)
+        assert await used(queue) == (30, 60.0 - 1.5 * count)
+
+
 async def test_what_was_never_called_does_not_count(queue: QueueHarness) -> None:
     await queue.open(ServiceRules("s", limit=9, rate=Rate(requests=1, per=64.0)))
     await queue.offer_all("ab")

@@ -19,7 +19,7 @@ One of each per scope, `fairlead:{service:s}:...` or `fairlead:{pool:p}:...`:
     entries    every waiting step: job -> seq, user, service, band, rank, step, run, cost, region, weight
     onlease    job -> its leases: name and run of each
     rates      of services with a rate for each user: service NUL user -> the user's window
-    rated      the same users by the time at which their window has to be looked at
+    rated      the same users by the time at which their window has to be looked at, or an earlier one
 
 One of each per service, `...:s:<service>:...`. `lane` is a band followed by `-` (unbound), `=<region>`, several regions
 as `=eu+us`, or a preferred region and the alternatives, if not any, as `=us>eu+us`. Numbers have a fixed width:

@@ -13,11 +13,7 @@ local function parent_of(service, node)
   if not id then
     return false
   end
-  local group = read_user(service, id)
-  if not group then
-    error('the group of a user is not stored')
-  end
-  return group
+  return service.users[id] or read_user(service, id) or error('the group of a user is not stored')
 end
 
 local function vt_at(band)

@@ -138,6 +138,7 @@ local function take_in_band(service, band, heads, room, issue)
     held, parks = rates.holds_steps(service)
   end
   local root, levels, path, ahead, full = new_level(lane, room, heads), NONE, {}, { at = {} }, false
+  local left_out = {}
   read_users(service, root.ids)
   if rates then
     rates.read_members(service, root.ids)
@@ -182,7 +183,7 @@ local function take_in_band(service, band, heads, room, issue)
       level = levels[user[ID]]
       user = next_of(service, level) or error('a member of a group is not in the heads')
     end
-    local at = lane_at(user, lane)
+    local at = user[LANES] == lane and LANES or lane_at(user, lane)
     local each = level.each + (service.fifo and 1 or 0)
     local member, following = next_steps(service, lane, user, user[at + 1], each, ahead)
     local job_at = #lane + #user[ID] + 23
@@ -196,7 +197,13 @@ local function take_in_band(service, band, heads, room, issue)
     if admitted == nil then
       full = true
       break
-    elseif admitted then
+    elseif not admitted then
+      -- A parked user gets no grant, so those that were left out may get another one.
+      for i = 1, left_out and #left_out or 0, 3 do
+        reinsert(left_out[i], left_out[i + 1], left_out[i + 2])
+      end
+      left_out = false
+    else
       count = count + 1
       members[count], jobs[count], takers[count] = member, job, user
       if entry then
@@ -214,15 +221,18 @@ local function take_in_band(service, band, heads, room, issue)
       if node[at + 1] > 0 and not node[PARKED] then
         local sort_key = service.fifo and tonumber(sub(following, job_at - 16, job_at - 1))
           or node[NEW + band] or node[TAG + band] + MIDDLE
-        local last = not parks and level.sort_keys[level.at + left]
+        local last = left_out and level.sort_keys[level.at + left]
         if not (last and last < sort_key) then
           reinsert(level, node, sort_key)
+        elseif parks then
+          local n = #left_out
+          left_out[n + 1], left_out[n + 2], left_out[n + 3] = level, node, sort_key
         end
       end
       depth = depth - 1
       if depth > 0 then
         node, level = path[depth], path[-depth]
-        at = lane_at(node, lane)
+        at = node[GROUP_LANES] == lane and GROUP_LANES or lane_at(node, lane)
       end
     until depth == 0
   end

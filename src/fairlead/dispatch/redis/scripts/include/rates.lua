@@ -10,9 +10,15 @@
 --- @include windows
 if scope.rates then
   local RATES, RATED = KEYS[#KEYS - 1], KEYS[#KEYS]
-  local state, found_of = scope.rates, {}
+  local state, found_of, was_empty = scope.rates, {}, scope.rates.n == 0
   local late, pack_now, may_park = {}, false, true
   local unpack_limit = cmsgpack.unpack_limit
+
+  -- Whether users have rates. Otherwise their windows are not looked for.
+  local by_user = state.q and true or false
+  for _, of in pairs(state.s) do
+    by_user = by_user or of.u and true
+  end
 
   -- Append the packed entries to the list again.
   local function unfold(window)
@@ -77,8 +83,9 @@ if scope.rates then
 
   -- One with more units than the rate allows goes alone, when the window has none.
   local function window_fits(window, units)
-    return room(window) > 0
-      and (window[W_UNITS] == MIDDLE or window[W_USED_UNITS] + units <= window[W_UNITS] or window[W_USED_UNITS] == 0)
+    local most, used = window[W_UNITS], window[W_USED_UNITS]
+    return window[W_REST] == 0 and window[W_USED] < window[W_REQUESTS]
+      and (most == MIDDLE or used < most and (used + units <= most or used == 0))
   end
 
   -- The time at which such a request fits: 0 if it does now, nil if that depends on calls that have not been sent.
@@ -143,8 +150,8 @@ if scope.rates then
 
   -- Remove an open grant. The numbers may be smaller than expected if the rate was removed in between.
   local function close(window, units)
-    local requests = math.min(1, window[W_OPEN])
-    units = math.min(units, window[W_OPEN_UNITS])
+    local requests = window[W_OPEN] > 0 and 1 or 0
+    units = units < window[W_OPEN_UNITS] and units or window[W_OPEN_UNITS]
     window[W_OPEN], window[W_OPEN_UNITS] = window[W_OPEN] - requests, window[W_OPEN_UNITS] - units
     window[W_USED], window[W_USED_UNITS] = window[W_USED] - requests, window[W_USED_UNITS] - units
   end
@@ -187,12 +194,20 @@ if scope.rates then
     if (window[W_OLDER] and window[W_NEXT] or window[W_FIRST] or MIDDLE) <= now then
       window_advance(window) -- a later end of the last entry puts off the next look at a member's window
     end
-    local less = used and math.max(0, units - used) or 0
+    local left = used and used < units and used or units
     if reported then
-      subtract_units(window, rounded(window, sent_at + margin(window) + window[W_PER]), less)
+      subtract_units(window, rounded(window, sent_at + margin(window) + window[W_PER]), units - left)
     else
       close(window, units)
-      add(window, sent_at and math.min(now, sent_at + margin(window)) or now, 1, units - less)
+      local ends, last = sent_at and math.min(now, sent_at + margin(window)) or now, #window - 2
+      ends = ends + window[W_PER]
+      if window[last] == ends + -ends % floor(window[W_PER] / 100) and last >= W_FIRST then
+        -- As `add`, without a call for each call that ends in the same hundredth of `per`.
+        window[W_USED], window[W_USED_UNITS] = window[W_USED] + 1, window[W_USED_UNITS] + left
+        window[last + 1], window[last + 2] = window[last + 1] + 1, window[last + 2] + left
+      else
+        add(window, ends - window[W_PER], 1, left)
+      end
     end
     if used and used > units then
       add(window, now, 0, used - units)
@@ -217,19 +232,14 @@ if scope.rates then
     return window[W_REQUESTS] == rate[1] and window[W_UNITS] == rate[2] and window[W_PER] == rate[3]
   end
 
-  -- The members' windows of a service that were read, by id; false: there is none.
-  local function members_of(service)
-    local members = found_of[service]
-    if not members then
-      members = {}
-      found_of[service] = members
-    end
-    return members
+  -- The members' windows of each service that were read, by id; false: there is none.
+  for i = 1, #services do
+    found_of[services[i]] = {}
   end
 
   -- A member's window; nil if the member has none. With `rate`, it is created if needed.
   local function user_window(service, user_id, rate)
-    local members = members_of(service)
+    local members = found_of[service]
     local found = members[user_id]
     if found == nil then
       local key = state.n > 0 and service.name .. '\0' .. user_id
@@ -247,30 +257,34 @@ if scope.rates then
 
   -- Read the windows of many members with one command.
   local function read_windows(service, ids)
-    local members, missing, keys = members_of(service), {}, {}
-    for i = 1, state.n > 0 and #ids or 0 do
-      if members[ids[i]] == nil then
-        members[ids[i]] = false
-        missing[#missing + 1], keys[#keys + 1] = ids[i], service.name .. '\0' .. ids[i]
+    if state.n == 0 then
+      return
+    end
+    local members, missing, keys, count, prefix = found_of[service], {}, {}, 0, service.name .. '\0'
+    for i = 1, #ids do
+      local id = ids[i]
+      if members[id] == nil and (by_user or byte(id) == 1) then
+        count = count + 1
+        members[id], missing[count], keys[count] = false, id, prefix .. id
       end
     end
-    for i, stored in ipairs(read_many(RATES, keys)) do
-      members[missing[i]] = stored and { keys[i], false, unpack_of(stored) }
+    local read = read_many(RATES, keys)
+    for i = 1, count do
+      members[missing[i]] = read[i] and { keys[i], false, unpack_of(read[i]) }
     end
   end
 
   -- When the window of a member has to be looked at: when the member gets another chance, or at the end of its last entry.
-  local function look_of(service, window, user_id)
-    local parked = read_user(service, user_id)
-    parked = parked and parked[PARKED]
-    if type(parked) == 'number' and parked > 0 then
+  local function look_of(window, user)
+    local parked = user and user[PARKED]
+    if parked and type(parked) == 'number' and parked > 0 then
       return parked
     end
     return window[W_OPEN] == 0 and window[W_FIRST] and window[#window - 2] or MIDDLE
   end
 
-  local function score(service, window, user_id)
-    local look = look_of(service, window, user_id)
+  local function score(service, window, user_id, user)
+    local look = look_of(window, user or read_user(service, user_id))
     if window[W_LOOK] == 0 or look < window[W_LOOK] then
       window[W_LOOK], window[W_CHANGED] = look, 2
     else
@@ -313,32 +327,39 @@ if scope.rates then
     return counts_units(of) and (cost_at(service, lane, user_id) or of.m) or 0
   end
 
-  -- The path of the innermost group with a rate, of this group and those that it is in; nil if there is none.
-  local function rated_path(service, path)
-    if not state.g or service.fifo then
-      return nil
+  -- The ids of the groups with a rate: the group of this id, and those that it is in. `path` is that of the innermost.
+  local ids_by_group = {}
+  local function rated_ids(service, id)
+    if not state.g or service.fifo or not id then
+      return NONE
     end
-    while path and not state.g[path] do
-      path = string.match(path, '^(.*)/[^/]*$')
+    local found = ids_by_group[id]
+    if not found then
+      local path = sub(id, 2)
+      found = {}
+      while path do
+        if state.g[path] then
+          found[#found + 1], found.path = '\1' .. path, found.path or path
+        end
+        path = string.match(path, '^(.*)/[^/]*$')
+      end
+      ids_by_group[id] = found
     end
-    return path or nil
+    return found
   end
 
-  -- The next one around it.
-  local function around(service, path)
-    return rated_path(service, string.match(path, '^(.*)/[^/]*$'))
-  end
-
-  local function rated_group(service, user_id)
-    local user = state.g and read_user(service, user_id)
-    return user and user[LANES] == '@' and rated_path(service, sub(user[GROUP], 2)) or nil
+  local function rated_groups(service, user_id)
+    local user = state.g and (service.users[user_id] or read_user(service, user_id))
+    return user and user[LANES] == '@' and rated_ids(service, user[GROUP]) or NONE
   end
 
   -- Give the window of a user the rate of its plan. Returns whether the user has a rate.
   local function take_plan(service, user_id, plan)
-    local rate = plan and state.q and state.q[plan] or state.s[service.name].u
-    local found = (state.q or rate) and user_window(service, user_id, rate)
-    if found and not (rate and has_rate(found, rate)) then
+    local rate, found = plan and state.q and state.q[plan] or state.s[service.name].u, found_of[service][user_id]
+    if not found then
+      found = (state.q or rate) and user_window(service, user_id, rate)
+    end
+    if found and not (rate and found[W_REQUESTS] == rate[1] and found[W_UNITS] == rate[2] and found[W_PER] == rate[3]) then
       take_rate(found, rate or nil) -- the user has another plan now
       score(service, found, user_id)
     end
@@ -346,8 +367,8 @@ if scope.rates then
   end
 
   -- The windows in which a call counts, as a mask: 1 the service's, 2 its region's, 4 the pool's, 8 the user's, 16 those of
-  -- the groups of the path. Creates the windows of the user and of the groups, if they have rates.
-  local function mask_of(service, user_id, region, plan, path)
+  -- the groups. Creates the windows of the user and of the groups, if they have rates.
+  local function mask_of(service, user_id, region, plan, groups)
     local of, mask = state.s[service.name], 0
     if not of then
       return 0
@@ -359,26 +380,24 @@ if scope.rates then
     if (of.u or state.q) and take_plan(service, user_id, plan) then
       mask = mask + 8
     end
-    if path then
-      mask = mask + 16
-    end
-    while path do
-      local rate = state.g[path]
-      local found = user_window(service, '\1' .. path, rate)
-      if not has_rate(found, rate) then
+    for i = 1, #groups do
+      local rate, found = state.g[sub(groups[i], 2)], found_of[service][groups[i]]
+      if not found then
+        found = user_window(service, groups[i], rate)
+      end
+      if found[W_REQUESTS] ~= rate[1] or found[W_UNITS] ~= rate[2] or found[W_PER] ~= rate[3] then
         take_rate(found, rate)
       end
-      path = around(service, path)
     end
-    return mask
+    return groups[1] and mask + 16 or mask
   end
 
   -- Collect the windows of a mask, which the caller changes, in `windows`, and the user and groups that have windows in
   -- `members` and `ids`. Returns their numbers. The lists are used again by the next call, so that nothing is created for
   -- each step.
   local windows, members, ids = {}, {}, {}
-  local function collect(service, user_id, region, mask, path)
-    local of, count, known = rates_of(service.name), 0, 0
+  local function collect(service, user_id, region, mask, groups)
+    local of, count, known = state.s[service.name] or rates_of(service.name), 0, 0
     if mask % 2 >= 1 then
       count = count + 1
       windows[count] = of.o
@@ -395,21 +414,24 @@ if scope.rates then
       end
     end
     pack_now = pack_now or count > 0
-    local id, own = state.n > 0 and user_id, mask % 16 >= 8
-    while id do
-      local found = user_window(service, id)
+    if state.n == 0 then
+      return count, 0
+    end
+    local own, read = mask % 16 >= 8, found_of[service]
+    for i = (own or by_user) and 0 or 1, #groups do
+      local id = groups[i] or user_id
+      local found = read[id]
+      if found == nil then
+        found = user_window(service, id)
+      end
       if found then
         known = known + 1
         members[known], ids[known] = found, id
-        if own or id ~= user_id then
+        if own or i > 0 then
           count = count + 1
           windows[count] = found
         end
       end
-      if id ~= user_id then
-        path = around(service, path)
-      end
-      id = path and '\1' .. path
     end
     return count, known
   end
@@ -425,32 +447,40 @@ if scope.rates then
 
   local function changed(service, found, user_id)
     local user = read_user(service, user_id)
-    if user and type(user[PARKED]) == 'number' then
+    if user and user[PARKED] and type(user[PARKED]) == 'number' then
       user[PARKED] = 0 -- the user gets another chance, from the next park_or_unpark on
       user[CHANGED] = true
     end
-    score(service, found, user_id)
+    score(service, found, user_id, user)
   end
 
   local function advance_users()
-    local due = state.n > 0 and call('ZRANGEBYSCORE', RATED, '-inf', format('%d', now)) or NONE
-    for _, key in ipairs(due) do
+    local looks = {}
+    for _, key in ipairs(state.n > 0 and call('ZRANGEBYSCORE', RATED, '-inf', format('%d', now)) or NONE) do
       local name, user_id = string.match(key, '^(%Z*)%z(.*)$')
       local service = by_name[name]
-      local found = service and user_window(service, user_id)
-      if found then
-        local user = read_user(service, user_id)
-        if look_of(service, found, user_id) <= now then
-          window_advance(found)
-        end
-        if user and type(user[PARKED]) == 'number' and user[PARKED] <= now then
-          user[CHANGED] = true
-          reconsider(service, user)
-          touch(service)
-        end
-        found[W_LOOK] = 0
-        score(service, found, user_id)
+      local window = service and user_window(service, user_id)
+      if window then
+        looks[#looks + 1] = { look_of(window, read_user(service, user_id)), key, service, user_id, window }
       end
+    end
+    -- In the order of the times that matter: those in RATED may be earlier.
+    if #looks > 1 then
+      table.sort(looks, function(a, b) return a[1] < b[1] or (a[1] == b[1] and before(a[2], b[2])) end)
+    end
+    for _, look in ipairs(looks) do
+      local time, _, service, user_id, window = unpack(look)
+      local user = read_user(service, user_id)
+      if time <= now then
+        window_advance(window)
+      end
+      if user and type(user[PARKED]) == 'number' and user[PARKED] <= now then
+        user[CHANGED] = true
+        reconsider(service, user)
+        touch(service)
+      end
+      window[W_LOOK] = 0
+      score(service, window, user_id)
     end
   end
 
@@ -462,9 +492,13 @@ if scope.rates then
   -- Park the user, or the first of its groups, whose rate keeps a step of these units from being granted, and return it.
   -- Its heads are stale then.
   local function hold_member(service, user_id, units)
-    local path, id = rated_group(service, user_id), user_id
-    while id do
-      local found = user_window(service, id)
+    local groups, read = rated_groups(service, user_id), found_of[service]
+    for i = by_user and 0 or 1, #groups do
+      local id = groups[i] or user_id
+      local found = read[id]
+      if found == nil then
+        found = user_window(service, id)
+      end
       if found and not window_fits(found, units) then
         local node, due = user_of(service, id), window_due(found, units)
         node[PARKED] = due and due > 0 and due or MIDDLE
@@ -475,10 +509,6 @@ if scope.rates then
         end
         return node
       end
-      if id ~= user_id then
-        path = around(service, path)
-      end
-      id = path and '\1' .. path
     end
   end
 
@@ -512,13 +542,13 @@ if scope.rates then
     -- granted, false if that of the user or one of its groups does, which is then parked.
     admits = function(service, user, cost)
       local of = state.s[service.name]
-      local units = counts_units(of) and (cost or of.m) or 0
-      if room(of.o) <= 0 then
+      local units, own = counts_units(of) and (cost or of.m) or 0, of.o
+      if own[W_REST] > 0 or own[W_USED] >= own[W_REQUESTS] or own[W_USED_UNITS] >= own[W_UNITS] then
         return nil
       elseif hold_member(service, user[ID], units) then
         return false
       end
-      return window_fits(of.o, units) or nil
+      return own[W_UNITS] == MIDDLE or window_fits(own, units) or nil
     end,
 
     room = function(service, free)
@@ -582,21 +612,23 @@ if scope.rates then
     -- Count a grant. Returns the mask of its windows, its units, and the path of the innermost of the user's groups with a
     -- rate; or nothing.
     granted = function(service, user_id, region, cost, plan)
-      local path = rated_group(service, user_id)
-      local mask = mask_of(service, user_id, region, plan, path)
+      local groups = rated_groups(service, user_id)
+      local mask = mask_of(service, user_id, region, plan, groups)
       if mask == 0 then
         return nil
       end
-      local units, count, found = cost or state.s[service.name].m or 0, collect(service, user_id, region, mask, path)
+      local units, count = cost or state.s[service.name].m or 0, collect(service, user_id, region, mask, groups)
       for i = 1, count do
         local window = windows[i]
         window[W_OPEN], window[W_OPEN_UNITS] = window[W_OPEN] + 1, window[W_OPEN_UNITS] + units
         window[W_USED], window[W_USED_UNITS] = window[W_USED] + 1, window[W_USED_UNITS] + units
+        if window[W_LOOK] > 0 then
+          window[W_CHANGED] = window[W_CHANGED] or 1
+        elseif window[W_KEY] then
+          window[W_LOOK], window[W_CHANGED] = MIDDLE, 2 -- it is new
+        end
       end
-      for i = 1, found do
-        score(service, members[i], ids[i])
-      end
-      return mask, units, path
+      return mask, units, groups.path
     end,
 
     -- The call of a grant has ended, or was never made.
@@ -608,7 +640,8 @@ if scope.rates then
       if not mask then
         return
       end
-      local reported, count, found = sent_at and true or false, collect(service, user_id, region, mask, rated_path(service, path))
+      local groups = path and rated_ids(service, '\1' .. path) or NONE
+      local reported, count, found = sent_at and true or false, collect(service, user_id, region, mask, groups)
       sent_at = sent_at or (after and math.min(now, granted + after))
       for i = 1, count do
         if refund and not reported then
@@ -624,13 +657,12 @@ if scope.rates then
 
     -- After `ended`: look again at the groups of this path. The user may be in another group now.
     groups_ended = function(service, path)
-      path = rated_path(service, path)
-      while path do
-        local group = read_user(service, '\1' .. path)
+      local groups = rated_ids(service, '\1' .. path)
+      for i = 1, #groups do
+        local group = read_user(service, groups[i])
         if group and group[PARKED] == 0 then
           reconsider(service, group)
         end
-        path = around(service, path)
       end
     end,
 
@@ -706,7 +738,7 @@ if scope.rates then
       end
       call_many('HDEL', RATES, gone)
       call_many('ZREM', RATED, gone)
-      call_many('HSET', RATES, written, 2)
+      write_many(RATES, written, was_empty)
       call_many('ZADD', RATED, scores, 2)
       if pack_now then
         for _, of in pairs(state.s) do
@@ -788,7 +820,8 @@ if scope.rates then
 
         -- The call of a grant was sent. Returns when.
         sent = function(service, user_id, region, mask, units, granted, after, path)
-          local sent_at, count, found = math.min(now, granted + after), collect(service, user_id, region, mask, rated_path(service, path))
+          local groups = path and rated_ids(service, '\1' .. path) or NONE
+          local sent_at, count, found = math.min(now, granted + after), collect(service, user_id, region, mask, groups)
           for i = 1, count do
             close(windows[i], units)
             add(windows[i], sent_at + margin(windows[i]), 1, units)
@@ -806,9 +839,9 @@ if scope.rates then
 
         -- Count a call that ended before the queue was rebuilt.
         spent = function(service, user_id, region, ended_at, units, plan, path)
-          path = rated_path(service, path)
-          local mask = mask_of(service, user_id, region, plan, path)
-          local count, found = collect(service, user_id, region, mask, path)
+          local groups = path and rated_ids(service, '\1' .. path) or NONE
+          local mask = mask_of(service, user_id, region, plan, groups)
+          local count, found = collect(service, user_id, region, mask, groups)
           for i = 1, count do
             add(windows[i], ended_at, 1, units)
           end

@@ -52,10 +52,17 @@ end
 
 -- Whether a sorts before b, bytewise as in sorted sets. Lua's `<` depends on the server's locale.
 local function before(a, b)
-  for i = 1, math.min(#a, #b) do
-    local x, y = byte(a, i), byte(b, i)
-    if x ~= y then
-      return x < y
+  for i = 1, math.min(#a, #b), 4 do
+    local a1, a2, a3, a4 = byte(a, i, i + 3)
+    local b1, b2, b3, b4 = byte(b, i, i + 3)
+    if a1 ~= b1 then
+      return a1 < b1
+    elseif a2 ~= b2 then
+      return (a2 or -1) < (b2 or -1)
+    elseif a3 ~= b3 then
+      return (a3 or -1) < (b3 or -1)
+    elseif a4 ~= b4 then
+      return (a4 or -1) < (b4 or -1)
     end
   end
   return #a < #b

@@ -231,15 +231,29 @@ class Window:
 
         What is over is dropped first: the window of a user or group is looked at only at the end of its last entry,
         which this may put off."""
-        if self.entries and self.entries[0][0] <= now:
+        entries = self.entries
+        if entries and entries[0][0] <= now:
             self.advance(now)
         left = units if used is None or used > units else used
         if reported:
             assert sent_at is not None
             self._subtract(self._rounded(sent_at + self.margin + self.per), 0, units - left)
         else:
-            self._close(units)
-            self.add(now if sent_at is None else min(now, sent_at + self.margin), 1, left)
+            # `_close` and `add` in one, because this runs for every window of every call.
+            if self.open_requests:
+                self.open_requests -= 1
+            else:
+                self.requests += 1
+            closed = units if units <= self.open_units else self.open_units
+            self.open_units -= closed
+            self.units += left - closed
+            end = (now if sent_at is None else min(now, sent_at + self.margin)) + self.per
+            end += -end % self.width
+            if entries and (last := entries[-1])[0] == end:
+                last[1] += 1
+                last[2] += left
+            else:
+                self._insert(end, 1, left)
         if used is not None and used > units:
             self.add(now, 0, used - units)  # the provider may have counted these as late as at the end
 
@@ -258,14 +272,12 @@ class Window:
 
     def add(self, counted_at: int, requests: int, units: int) -> None:
         """Count requests and units that the provider has counted by this time."""
-        end, entries = counted_at + self.per, self.entries
-        end += -end % self.width
         self.requests += requests
         self.units += units
-        if entries and (last := entries[-1])[0] == end:
-            last[1] += requests
-            last[2] += units
-            return
+        self._insert(self._rounded(counted_at + self.per), requests, units)
+
+    def _insert(self, end: int, requests: int, units: int) -> None:
+        entries = self.entries
         at = len(entries)
         while at and entries[at - 1][0] > end:
             at -= 1

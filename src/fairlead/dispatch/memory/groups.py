@@ -119,7 +119,7 @@ class GroupedBand(FairBand):
         levels = self.active.get(region, {})
         level = levels.get(None)
         while level is not None and (first := level.first(())) is not None:
-            found += first
+            found = found + first if found else first
             level = levels.get(first[1])  # None if it is a user: active groups have active members
         return found or None
 
@@ -345,7 +345,8 @@ class Groups:
         for group in self.levels(user_id):
             group.running -= 1
             used = 0 if real is None else charge(real, group.weight)
-            queue.settle(group.id, used - (charge(estimate, group.weight) if estimate else 0))
+            if difference := used - (charge(estimate, group.weight) if estimate else 0):
+                queue.settle(group.id, difference)
 
     def park_or_unpark(self, user_id: str) -> None:
         """Park the groups of a user that are at their limit, and unpark those that are below."""

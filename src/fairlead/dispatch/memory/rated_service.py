@@ -41,24 +41,39 @@ def if_it_fits(service: Service, pick: Pick) -> Pick | None:
     rates = service.rates
     if rates is None:
         return pick
-    units = rates.units_of(service.bands[number].lanes[lane].queues[user_id][0][COST])
+    cost = service.bands[number].lanes[lane].queues[user_id][0][COST]
+    units = cost if cost is not None else rates.mean_units or 0
     if not rates.own.fits(units):
         return None
     return None if rates.pool and service.rules.in_pool(region) and not rates.pool.fits(units) else pick
+
+
+def full_member(service: Service, user_id: str, cost: int | None) -> str | None:
+    """The user, or the first of its groups, whose rate keeps a step from being granted."""
+    rates = service.rates
+    if rates is None:
+        return None
+    units, windows = cost if cost is not None else rates.mean_units or 0, rates.windows
+    window = windows.get(user_id) if rates.by_user else None
+    if window is not None and not window.fits(units):
+        return user_id
+    if rates.group_rates:
+        for group in rated_groups(service, user_id):
+            window = windows.get(group)
+            if window is not None and not window.fits(units):
+                return group
+    return None
 
 
 def rated_head(service: Service, band: FairBand | FifoBand, lane: str | None) -> tuple[Any, ...] | None:
     """The user that is next in a lane. Parks users and groups at their own rate."""
     rates = service.rates
     while (head := band.head(lane, service.parked)) is not None and rates is not None and rates.windows:
-        user_id = head[-1]
-        cost, full = band.lanes[lane].queues[user_id][0][COST], user_id
-        if not rates.parks(user_id, cost):
-            if not rates.group_rates:
-                break
-            full = next((each for each in rated_groups(service, user_id) if rates.parks(each, cost)), "")
-            if not full:
-                break
+        cost = band.lanes[lane].queues[head[-1]][0][COST]
+        full = full_member(service, head[-1], cost)
+        if full is None:
+            break
+        rates.park(full, cost)
         if service.groups is not None:
             service.groups.park(full)
         service.parked.add(full)

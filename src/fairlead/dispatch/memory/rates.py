@@ -121,15 +121,10 @@ class ServiceRates:
         window = self.regions.get(region)
         return window is None or window.fits(self.units_of(cost))
 
-    def parks(self, member: str, cost: int | None) -> bool:
-        """Whether the member's own rate keeps this step from being granted. If so, the member is parked until the
-        window has changed."""
-        window = self.windows.get(member)
-        if window is None or window.fits(units := self.units_of(cost)):
-            return False
-        self.parked[member] = window.due(units) or UNLIMITED
+    def park(self, member: str, cost: int | None) -> None:
+        """Park a member whose own rate keeps this step from being granted, until the window has changed."""
+        self.parked[member] = self.windows[member].due(self.units_of(cost)) or UNLIMITED
         self._due(member)
-        return True
 
     def granted(self, lease: Lease, cost: int | None, plan: str | None, groups: tuple[str, ...]) -> None:
         windows = self._windows(lease.region, lease.user_id, plan, groups)
@@ -155,9 +150,12 @@ class ServiceRates:
                 own = self._window_of(user_id, rate)
             if own is not None and own.counts:
                 windows = (*windows, own)
-        if groups:
-            of_groups = (self._window_of(group, self.group_rates[group]) for group in groups)
-            windows += tuple(each for each in of_groups if each is not None and each.counts)
+        for group in groups:
+            rate, window = self.group_rates[group], self.windows.get(group)
+            if window is None or window.rate is not rate:
+                window = self._window_of(group, rate)
+            if window is not None and window.counts:
+                windows = (*windows, window)
         return windows
 
     def _window_of(self, member: str, rate: Rate | None) -> MemberWindow | None:
@@ -204,9 +202,14 @@ class ServiceRates:
                 window.refund(units)
             else:
                 window.ended(units, used, sent_at, now, reported=reported)
-        own = self.windows.get(lease.user_id)
-        if self.parked or groups or (own is not None and not own.open_requests):
+        if self.parked:
             self._changed(lease.user_id, groups)
+            return groups
+        for member in (lease.user_id, *groups) if groups else (lease.user_id,):
+            own = self.windows.get(member)
+            # A window that will be looked at needs no other time: the end of its last entry is never earlier.
+            if own is not None and (own.look_at == UNLIMITED or not own.requests):
+                self._due(member)
         return groups
 
     def _present(self, windows: tuple[Window, ...]) -> tuple[Window, ...]:
@@ -255,9 +258,10 @@ class ServiceRates:
         """The time at which `advance` may have something to do, or UNLIMITED."""
         due = self.heap[0][0] if self.heap else UNLIMITED
         for window in self._shared():
-            if window.entries and window.entries[0][0] < due:
-                due = window.entries[0][0]
-            if 0 < window.rest < due:
+            entries = window.entries
+            if entries and entries[0][0] < due:
+                due = entries[0][0]
+            if window.rest and window.rest < due:
                 due = window.rest
         return due
 

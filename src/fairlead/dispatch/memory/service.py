@@ -201,8 +201,9 @@ class Service:
 
     def count(self, lease: Lease, cost: int | None, plan: str | None) -> None:
         """Let the rates count a grant, or a call that was running when the queue was rebuilt."""
-        assert self.rates is not None
-        self.rates.granted(lease, cost, plan, rated_groups(self, lease.user_id))
+        rates = self.rates
+        assert rates is not None
+        rates.granted(lease, cost, plan, rated_groups(self, lease.user_id) if rates.group_rates else ())
 
     def hold(self, key: str, hold: Hold, ends_at: float) -> None:
         self.holds[key] = hold, ends_at
@@ -295,7 +296,8 @@ class Service:
         for number in bands:
             band = self.bands[number]
             if band.waiting:
-                head = band.head(None, self.parked) if rates is None else rated_head(self, band, None)
+                rated = rates is not None and rates.windows
+                head = rated_head(self, band, None) if rated else band.head(None, self.parked)
                 if head is not None:
                     pick = (number, None, head[-1], None)
                     return pick if rates is None or rates.is_plain else if_it_fits(self, pick)
@@ -363,7 +365,8 @@ class Service:
             if self.groups is not None:
                 self.groups.park_or_unpark(lease.user_id)
                 self.groups.reconsider(rated)  # the user may be in another group now
-        self.forget_if_idle(lease.user_id)
+        if not (user.waiting or user.running):
+            self.forget_if_idle(lease.user_id)
         return lease
 
     # -- users ---------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ All variants take turns in every round, on one temporary Redis, so that a slow m
 The table has the lowest figure of each, because other work only adds to it, and the ratio to a claim that uses none of
 this. With `--before`, the dispatchers of another working tree take turns with them. The commands that one exchange
 sends within Redis are counted too; these numbers are exact. `tests/chaos/rates.py` measures how much of a rate is used.
+The scenario `scale` of the benchmark measures the same variants as the dispatcher's caller sees them (`times`).
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ CALLS = {1: 200, 20: 20, 100: 5}
 
 BEFORE, UNUSED = "before", "nothing"
 ENGINES = ("redis", "memory")
+TURNS = 20
+"""Of each variant, in the scenario `scale`."""
 
 
 def variants() -> dict[str, tuple[dict[str, Any], dict[str, Any], Callable[[int], dict[str, Any]]]]:
@@ -69,9 +72,10 @@ def variants() -> dict[str, tuple[dict[str, Any], dict[str, Any], Callable[[int]
 
 
 class Bench:
-    """One dispatcher with one variant, whose queue keeps its length."""
+    """One dispatcher with one variant, whose queue keeps its length. `clock` measures the exchanges: by default the CPU
+    time of Redis, or of this process for the memory dispatcher."""
 
-    def __init__(self, engine: str, name: str, url: str) -> None:
+    def __init__(self, engine: str, name: str, url: str, clock: Callable[[], float] | None = None) -> None:
         self._rules, self._others, self._said = variants()[name]
         self._server = redis.Redis.from_url(url)
         self._dispatcher: Any = (
@@ -79,7 +83,7 @@ class Bench:
             if engine == "redis"
             else MemoryDispatcher(time.monotonic)
         )
-        self._cpu = self._server_cpu if engine == "redis" else time.process_time
+        self._cpu = clock or (self._server_cpu if engine == "redis" else time.process_time)
         self._offers = self._arriving()
         self._opened = False
 
@@ -97,8 +101,8 @@ class Bench:
         return sum(each["calls"] for name, each in stats.items() if name not in ("cmdstat_info", "cmdstat_evalsha"))
 
     async def turn(self, batch: int) -> tuple[float, float]:
-        """Microseconds of CPU for each step of exchanges that release and claim `batch` steps, and the number of
-        commands within Redis of one exchange."""
+        """Microseconds for each step of exchanges that release and claim `batch` steps, and the number of commands
+        within Redis of one exchange."""
         calls = CALLS[batch]
         if not self._opened:
             rules = ServiceRules(SERVICE, limit=max(CALLS), **self._rules)
@@ -118,6 +122,19 @@ class Bench:
         await self._dispatcher.release([Release(lease.name, SERVICE) for lease in leases])
         await self._dispatcher.offer(list(itertools.islice(self._offers, batch * (calls + 1))))
         return took * 1e6 / calls / batch, commands / calls
+
+
+async def times(engine: str, batch: int, url: str) -> dict[str, float]:
+    """By variant, the microseconds that the dispatcher's caller waits for each step of an exchange: the lowest of the
+    turns, which the variants take one after the other."""
+    benches = {name: Bench(engine, name, url, time.perf_counter) for name in variants()}
+    found: dict[str, list[float]] = {name: [] for name in benches}
+    for number in range(TURNS + 1):
+        for name in list(benches) if number % 2 else reversed(benches):
+            took, _ = await benches[name].turn(batch)
+            if number > 0:  # the first warms up
+                found[name].append(took)
+    return {name: min(turns) for name, turns in found.items()}
 
 
 async def serve(url: str) -> None:

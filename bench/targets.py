@@ -78,6 +78,21 @@ def by_features(results: Results) -> float | None:
     return over(claim(results, 1_000, 10), results.median("scale", OURS, "plain claim µs"))
 
 
+def with_limits(system: str, *variants: str) -> Callable[[Results], float | None]:
+    """The claim with the most expensive of these variants of `bench/rates.py`, against one that uses none of them."""
+
+    def measured(results: Results) -> float | None:
+        found = [results.median("scale", system, f"exchange µs with {name}") for name in variants]
+        return over(max(filter(None, found), default=None), results.median("scale", system, "exchange µs with nothing"))
+
+    return measured
+
+
+RATED = ("requests", "tokens", "requests of each user", "tokens of each user")
+GROUPED = ("teams", "teams in organisations")
+LIMITS = (("rates", RATED), ("groups", GROUPED), ("rates of groups", ("teams with rates",)))
+
+
 def killed(results: Results) -> float | None:
     figure = "s until it runs again"
     peers = [name for name, known in SYSTEMS.items() if known.family]
@@ -120,6 +135,11 @@ TARGETS = (
     Target("claim, 10 users, 1M waiting", "1k waiting", 1.5, by_backlog, at_most=True),
     Target("claim, 1M waiting, 100k users", "10 users", 2, by_users, at_most=True),
     Target("claim: fair, limited, fenced; 1k waiting, 10 users", "a plain FIFO claim", 1.3, by_features, at_most=True),
+    *(
+        Target(f"claim with {what}, {where}", "one without", 1.3, with_limits(system, *variants), at_most=True)
+        for system, where in ((OURS, "Redis"), (EMBEDDED, "memory"))
+        for what, variants in LIMITS
+    ),
     Target("embedded, drain", "the fastest Python peer on Redis", 1.5, drain(REDIS_PYTHON, EMBEDDED)),
     Target(
         "HTTP submit",

@@ -137,6 +137,17 @@ def test_every_remark_belongs_to_a_table_of_the_report() -> None:
     assert footnotes._REMARKS.keys() <= {(scenario, figure) for scenario, figure, _ in (*report.RATES, *report.COSTS)}
 
 
+def test_the_claim_with_limits_is_compared_with_one_that_uses_none() -> None:
+    results = Results()
+    for variant, cost in (("nothing", 20.0), ("requests", 22.0), ("tokens", 24.0), ("teams", 30.0)):
+        results.keep("scale", "fairlead", f"exchange µs with {variant}", cost)
+    output = report.text(results, whole=False)
+    assert "| tokens | - | - | 24 | 1.20 |" in output
+    assert "| claim with rates, Redis | one without | at most 1.3 | 1.20 | met |" in output
+    assert "| claim with groups, Redis | one without | at most 1.3 | 1.50 | **missed** |" in output
+    assert "memory | one without" not in output
+
+
 def test_a_missing_front_is_named_before_the_figures() -> None:
     results = Results()
     results.missing["smg"] = "it does not install: no wheel"

@@ -253,9 +253,17 @@ class Stage:
             await self._shell(await self.addressed(command), input)
             if re.search(r"/v1/batches/\w+/cancel", command):
                 await self.app.unpause("vllm")
+                await self._cancelled()
         if "drain" in command:  # the commands that follow need the worker
             [worker] = await self.app.workers()
             await self._make(f"/admin/workers/{worker['name']}/drain", on=False)
+
+    async def _cancelled(self) -> None:
+        """Wait for the end of the last batch, whose file the page then deletes."""
+        path = f"/v1/batches/{self.seen[r'batch_[0-9a-f]{32}']}"
+        async with asyncio.timeout(PATIENCE_S):
+            while (await self.http.get(path)).json()["status"] != "cancelled":
+                await asyncio.sleep(0.05)
 
     def _export(self, words: list[str]) -> None:
         """The servers of the page are not those of the test."""

@@ -136,7 +136,8 @@ async def test_heartbeats_do_not_log_an_unreachable_store_again(
             for _ in range(3):
                 tried.clear()
                 await asyncio.wait_for(tried.wait(), PATIENCE)
-        assert caplog.records == []
+        # A loop whose write is in the same commit as a heartbeat fails with it, and says so.
+        assert [record for record in caplog.records if record.name != "fairlead.loops"] == []
         away = False
 
         async def back() -> bool:

@@ -168,6 +168,7 @@ def _uvicorn_config(
 ) -> uvicorn.Config:
     config = uvicorn.Config(
         application,
+        interface="asgi3",  # uvicorn takes a layer that is a plain function for ASGI 2
         # The server must not start and stop the app, which lives longer than the server.
         lifespan="off",
         log_config=None,

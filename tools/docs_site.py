@@ -45,7 +45,9 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
 
 def _pages() -> list[str]:
     folders = ("bench", "deploy", "examples")
-    below = (path for folder in folders for path in (ROOT / folder).rglob("*.md") if ".peers" not in path.parts)
+    installed = {".peers", "node_modules"}  # other systems, installed by the benchmark
+    pages = (path for folder in folders for path in (ROOT / folder).rglob("*.md"))
+    below = (path for path in pages if installed.isdisjoint(path.parts))
     return sorted(path.relative_to(ROOT).as_posix() for path in [*ROOT.glob("*.md"), *below])
 
 

@@ -12,7 +12,7 @@ FOLDERS = ["bench", "deploy", "docs", "examples", "tests"]
 PAGES = sorted(
     page
     for page in [*ROOT.glob("*.md"), *(page for folder in FOLDERS for page in (ROOT / folder).rglob("*.md"))]
-    if ".peers" not in page.parts  # other systems, installed by the benchmark
+    if not {".peers", "node_modules"} & set(page.parts)  # other systems, installed by the benchmark
 )
 
 

@@ -43,7 +43,7 @@ LATE = 0.5
 """A timer that fires this many seconds late shows that the event loop was blocked."""
 GRACE = 1.0
 RESOLUTION = 0.002
-"""The clock of uvloop has milliseconds."""
+"""Seconds by which a timer may fire early: uvloop's clock has a resolution of one millisecond."""
 PROGRESS_EVERY = 0.5
 MAX_OUTPUT = 16 * 1024 * 1024
 """The size of the output that a call may emit, in characters of JSON: readers on other processes get it through

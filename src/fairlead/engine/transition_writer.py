@@ -105,7 +105,7 @@ class TransitionWriter:
                 try:
                     recorded(self._published(job, move, outcome, now))
                 except Exception:  # the others are written too
-                    log.exception("job %s: a part of its worker failed", job.id, extra=about(job))
+                    log.exception("job %s: its worker failed after the commit", job.id, extra=about(job))
 
         try:
             self._group_commit.write_each_then([move for _, move, _, _ in moves], written)

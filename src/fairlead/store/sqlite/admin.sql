@@ -2,14 +2,14 @@
 -- writes are rare and each must see the effect of the previous one. Each writes one answer; NULL or 0 means refused.
 
 -- body: scope
-CREATE TEMP TRIGGER on_rebuild INSTEAD OF INSERT ON seldom WHEN NEW.kind = 'rebuild'
+CREATE TEMP TRIGGER on_rebuild INSTEAD OF INSERT ON rare WHEN NEW.kind = 'rebuild'
 BEGIN
     INSERT INTO rebuild_request (scope) SELECT scope FROM epoch WHERE scope = NEW.body ON CONFLICT DO NOTHING;
     INSERT INTO answer SELECT 'rebuild', count(*) FROM epoch WHERE scope = NEW.body;
 END;
 
 -- body: [id, role, user_id, name, hash, created_at, revoked_at]
-CREATE TEMP TRIGGER on_key INSTEAD OF INSERT ON seldom WHEN NEW.kind = 'key'
+CREATE TEMP TRIGGER on_key INSTEAD OF INSERT ON rare WHEN NEW.kind = 'key'
 BEGIN
     INSERT INTO api_key (id, role, user_id, name, hash, created_at, revoked_at)
         VALUES (NEW.body ->> 0, NEW.body ->> 1, NEW.body ->> 2, NEW.body ->> 3, NEW.body ->> 4, NEW.body ->> 5,
@@ -19,7 +19,7 @@ BEGIN
 END;
 
 -- body: [id, now]
-CREATE TEMP TRIGGER on_revoke INSTEAD OF INSERT ON seldom WHEN NEW.kind = 'revoke'
+CREATE TEMP TRIGGER on_revoke INSTEAD OF INSERT ON rare WHEN NEW.kind = 'revoke'
 BEGIN
     DELETE FROM ticket WHERE key_id = NEW.body ->> 0;
     DELETE FROM dashboard_session WHERE key_id = NEW.body ->> 0;
@@ -28,7 +28,7 @@ BEGIN
 END;
 
 -- body: [hash, key_id, expires_at]
-CREATE TEMP TRIGGER on_ticket INSTEAD OF INSERT ON seldom WHEN NEW.kind = 'ticket'
+CREATE TEMP TRIGGER on_ticket INSTEAD OF INSERT ON rare WHEN NEW.kind = 'ticket'
 BEGIN
     DELETE FROM ticket WHERE expires_at <= NEW.now;
     INSERT INTO ticket (hash, key_id, expires_at) VALUES (NEW.body ->> 0, NEW.body ->> 1, NEW.body ->> 2)
@@ -36,7 +36,7 @@ BEGIN
 END;
 
 -- body: [hash, now]
-CREATE TEMP TRIGGER on_use_ticket INSTEAD OF INSERT ON seldom WHEN NEW.kind = 'use_ticket'
+CREATE TEMP TRIGGER on_use_ticket INSTEAD OF INSERT ON rare WHEN NEW.kind = 'use_ticket'
 BEGIN
     INSERT INTO answer SELECT 'use_ticket', (
         SELECT json_quote(key_id) FROM ticket WHERE hash = NEW.body ->> 0 AND expires_at > NEW.body ->> 1
@@ -45,7 +45,7 @@ BEGIN
 END;
 
 -- body: [id, at, who, action, target, details, outcome]
-CREATE TEMP TRIGGER on_audit INSTEAD OF INSERT ON seldom WHEN NEW.kind = 'audit'
+CREATE TEMP TRIGGER on_audit INSTEAD OF INSERT ON rare WHEN NEW.kind = 'audit'
 BEGIN
     INSERT INTO audit (id, at, who, action, target, details, outcome)
         VALUES (NEW.body ->> 0, NEW.body ->> 1, NEW.body ->> 2, NEW.body ->> 3, NEW.body ->> 4, NEW.body ->> 5,
@@ -54,14 +54,14 @@ BEGIN
 END;
 
 -- body: [id, outcome]
-CREATE TEMP TRIGGER on_audit_outcome INSTEAD OF INSERT ON seldom WHEN NEW.kind = 'audit_outcome'
+CREATE TEMP TRIGGER on_audit_outcome INSTEAD OF INSERT ON rare WHEN NEW.kind = 'audit_outcome'
 BEGIN
     UPDATE audit SET outcome = NEW.body ->> 1 WHERE id = NEW.body ->> 0;
     INSERT INTO answer VALUES ('audit_outcome', changes());
 END;
 
 -- body: [name, about]
-CREATE TEMP TRIGGER on_register INSTEAD OF INSERT ON seldom WHEN NEW.kind = 'register'
+CREATE TEMP TRIGGER on_register INSTEAD OF INSERT ON rare WHEN NEW.kind = 'register'
 BEGIN
     INSERT INTO process (name, seen_at, about) VALUES (NEW.body ->> 0, NEW.now, NEW.body ->> 1)
         ON CONFLICT (name) DO UPDATE SET seen_at = excluded.seen_at, about = excluded.about;
@@ -69,20 +69,20 @@ BEGIN
 END;
 
 -- body: name
-CREATE TEMP TRIGGER on_deregister INSTEAD OF INSERT ON seldom WHEN NEW.kind = 'deregister'
+CREATE TEMP TRIGGER on_deregister INSTEAD OF INSERT ON rare WHEN NEW.kind = 'deregister'
 BEGIN
     DELETE FROM process WHERE name = NEW.body;
 END;
 
 -- body: [name, on]
-CREATE TEMP TRIGGER on_ask_drain INSTEAD OF INSERT ON seldom WHEN NEW.kind = 'ask_drain'
+CREATE TEMP TRIGGER on_ask_drain INSTEAD OF INSERT ON rare WHEN NEW.kind = 'ask_drain'
 BEGIN
     UPDATE process SET drain_asked = NEW.body ->> 1 WHERE name = NEW.body ->> 0;
     INSERT INTO answer VALUES ('ask_drain', changes());
 END;
 
 -- body: [audit_before, seen_before, limit]
-CREATE TEMP TRIGGER on_prune_records INSTEAD OF INSERT ON seldom WHEN NEW.kind = 'prune_records'
+CREATE TEMP TRIGGER on_prune_records INSTEAD OF INSERT ON rare WHEN NEW.kind = 'prune_records'
 BEGIN
     DELETE FROM process WHERE seen_at < NEW.body ->> 1;
     DELETE FROM audit WHERE id IN (SELECT id FROM audit WHERE at < NEW.body ->> 0 ORDER BY at LIMIT NEW.body ->> 2);
@@ -90,7 +90,7 @@ BEGIN
 END;
 
 -- body: [user_id, key, former reader, reader]
-CREATE TEMP TRIGGER on_reader INSTEAD OF INSERT ON seldom WHEN NEW.kind = 'reader'
+CREATE TEMP TRIGGER on_reader INSTEAD OF INSERT ON rare WHEN NEW.kind = 'reader'
 BEGIN
     UPDATE idempotency SET body_hash = NEW.body ->> 3
         WHERE user_id = NEW.body ->> 0 AND key = NEW.body ->> 1 AND body_hash = NEW.body ->> 2;
@@ -99,7 +99,7 @@ END;
 
 -- body: [[job_id, …], the input of an erased job, the message of its errors]. Of an error, only what Fairlead writes itself
 -- is kept.
-CREATE TEMP TRIGGER on_erase INSTEAD OF INSERT ON seldom WHEN NEW.kind = 'erase'
+CREATE TEMP TRIGGER on_erase INSTEAD OF INSERT ON rare WHEN NEW.kind = 'erase'
 BEGIN
     DELETE FROM pruning;
     INSERT INTO pruning (seq)

@@ -21,7 +21,7 @@ CREATE TEMP TABLE pruning (seq INTEGER PRIMARY KEY);
 CREATE TEMP TABLE piece (k INTEGER PRIMARY KEY, value TEXT);
 
 CREATE TEMP VIEW batch (kind, body, now, origin) AS SELECT NULL, NULL, NULL, NULL WHERE 0;
-CREATE TEMP VIEW seldom (kind, body, now, origin) AS SELECT NULL, NULL, NULL, NULL WHERE 0;
+CREATE TEMP VIEW rare (kind, body, now, origin) AS SELECT NULL, NULL, NULL, NULL WHERE 0;
 CREATE TEMP VIEW admission (n, job_id, user_id, key, body_hash, max_waiting) AS
     SELECT NULL, NULL, NULL, NULL, NULL, NULL WHERE 0;
 CREATE TEMP VIEW forgetting (seq) AS SELECT NULL WHERE 0;
@@ -38,19 +38,19 @@ END;
 
 -- A row of any other kind than these. SQLite begins the program of every trigger of `batch` for every row, so most kinds
 -- have their triggers on a view of their own: with all of them on `batch`, a commit of one job took 25 µs longer.
-CREATE TEMP TRIGGER on_seldom INSTEAD OF INSERT ON batch
+CREATE TEMP TRIGGER on_rare INSTEAD OF INSERT ON batch
 WHEN NEW.kind NOT IN (
     'begin', 'admit', 'late', 'submit', 'submit_started', 'input', 'note', 'start', 'move', 'piece', 'result',
     'progress', 'relayed'
 )
 BEGIN
-    INSERT INTO seldom VALUES (NEW.kind, NEW.body, NEW.now, NEW.origin);
+    INSERT INTO rare VALUES (NEW.kind, NEW.body, NEW.now, NEW.origin);
 END;
 
 -- ---------------------------------------------------------------- the rules and the epochs
 
 -- body: [scope, dispatcher server, required version of the rules or null]. Answers null if the version differs.
-CREATE TEMP TRIGGER on_epoch INSTEAD OF INSERT ON seldom WHEN NEW.kind = 'epoch'
+CREATE TEMP TRIGGER on_epoch INSTEAD OF INSERT ON rare WHEN NEW.kind = 'epoch'
 BEGIN
     INSERT INTO epoch (scope, number)
         SELECT NEW.body ->> 0, 1 FROM rules WHERE version = coalesce(NEW.body ->> 2, version)
@@ -67,7 +67,7 @@ END;
 
 -- body: [the declaration in canonical form, the required version or null, the scopes whose epochs are raised]. The
 -- version is raised only if the declaration has changed. Answers null if refused.
-CREATE TEMP TRIGGER on_declare INSTEAD OF INSERT ON seldom WHEN NEW.kind = 'declare'
+CREATE TEMP TRIGGER on_declare INSTEAD OF INSERT ON rare WHEN NEW.kind = 'declare'
 BEGIN
     INSERT INTO epoch (scope, number)
         SELECT s.value, 1 FROM rules, json_each(NEW.body, '$[2]') AS s
@@ -81,7 +81,7 @@ BEGIN
 END;
 
 -- body: [service, limit, paused, lift_limit]. Writes nothing for an undeclared service.
-CREATE TEMP TRIGGER on_override INSTEAD OF INSERT ON seldom WHEN NEW.kind = 'override'
+CREATE TEMP TRIGGER on_override INSTEAD OF INSERT ON rare WHEN NEW.kind = 'override'
 BEGIN
     INSERT INTO service_override (service, slots, paused)
         SELECT NEW.body ->> 0, NULL, NULL
@@ -107,7 +107,7 @@ END;
 
 -- body: [the required version, the scopes whose epochs are raised, [[kind, name, region, rate as JSON or null], …]].
 -- Answers null if refused; 1 stands for the rules until they are written.
-CREATE TEMP TRIGGER on_rates INSTEAD OF INSERT ON seldom WHEN NEW.kind = 'rates'
+CREATE TEMP TRIGGER on_rates INSTEAD OF INSERT ON rare WHEN NEW.kind = 'rates'
 BEGIN
     INSERT INTO answer SELECT 'rates', iif(version = NEW.body ->> 0, '1', NULL) FROM rules;
     INSERT INTO epoch (scope, number)
@@ -123,7 +123,7 @@ END;
 
 -- body: [service, old limit, new limit, best latency, history]. Writes nothing if the service is not declared or its limit
 -- is not the old one.
-CREATE TEMP TRIGGER on_adapt INSTEAD OF INSERT ON seldom WHEN NEW.kind = 'adapt'
+CREATE TEMP TRIGGER on_adapt INSTEAD OF INSERT ON rare WHEN NEW.kind = 'adapt'
 BEGIN
     INSERT INTO answer SELECT 'adapt', (
         SELECT version + 1 FROM rules WHERE EXISTS (
@@ -171,7 +171,7 @@ BEGIN
 END;
 
 -- body: as for `admit`, with all submits. One error refuses the whole batch.
-CREATE TEMP TRIGGER on_all_or_nothing INSTEAD OF INSERT ON seldom
+CREATE TEMP TRIGGER on_all_or_nothing INSTEAD OF INSERT ON rare
 WHEN NEW.kind = 'all_or_nothing' AND EXISTS (SELECT 1 FROM turned_away WHERE why <> 'replayed')
 BEGIN
     DELETE FROM idempotency WHERE (user_id, key) IN (
@@ -333,7 +333,7 @@ BEGIN
 END;
 
 -- body: [[n of the move, step, service, round, attempt, error, started_at, ended_at, worker, region], …]
-CREATE TEMP TRIGGER on_failed INSTEAD OF INSERT ON seldom WHEN NEW.kind = 'failed'
+CREATE TEMP TRIGGER on_failed INSTEAD OF INSERT ON rare WHEN NEW.kind = 'failed'
 BEGIN
     INSERT INTO attempt (seq, run, step, service, round, attempt, error, started_at, ended_at, worker, region)
         SELECT m.seq, m.run, value ->> 1, value ->> 2, value ->> 3, value ->> 4, value ->> 5, value ->> 6, value ->> 7,
@@ -342,7 +342,7 @@ BEGIN
 END;
 
 -- body: [[n of the move, id, job_id, service, region, until, band], …]
-CREATE TEMP TRIGGER on_hold INSTEAD OF INSERT ON seldom WHEN NEW.kind = 'hold'
+CREATE TEMP TRIGGER on_hold INSTEAD OF INSERT ON rare WHEN NEW.kind = 'hold'
 BEGIN
     INSERT INTO hold (id, job_id, service, region, until, band)
         SELECT coalesce(value ->> 1, m.job_id || ':' || m.run), value ->> 2, value ->> 3, value ->> 4, value ->> 5,
@@ -364,7 +364,7 @@ BEGIN
 END;
 
 -- body: [[job_id, run, band, queued_at, promoted_at], …]
-CREATE TEMP TRIGGER on_prioritise INSTEAD OF INSERT ON seldom WHEN NEW.kind = 'prioritise'
+CREATE TEMP TRIGGER on_prioritise INSTEAD OF INSERT ON rare WHEN NEW.kind = 'prioritise'
 BEGIN
     INSERT INTO answer
         SELECT 'prioritised', json_group_array(p.key)
@@ -376,7 +376,7 @@ BEGIN
 END;
 
 -- body: [[job_id, run, process], …]
-CREATE TEMP TRIGGER on_adopt INSTEAD OF INSERT ON seldom WHEN NEW.kind = 'adopt'
+CREATE TEMP TRIGGER on_adopt INSTEAD OF INSERT ON rare WHEN NEW.kind = 'adopt'
 BEGIN
     INSERT INTO answer
         SELECT 'adopted', json_group_array(a.key)
@@ -388,7 +388,7 @@ BEGIN
 END;
 
 -- body: [job_id, …]
-CREATE TEMP TRIGGER on_delete INSTEAD OF INSERT ON seldom WHEN NEW.kind = 'delete'
+CREATE TEMP TRIGGER on_delete INSTEAD OF INSERT ON rare WHEN NEW.kind = 'delete'
 BEGIN
     INSERT INTO answer
         SELECT 'deleted', json_group_array(d.key)
@@ -426,14 +426,14 @@ BEGIN
 END;
 
 -- body: the time up to which holds end, capped by our own clock.
-CREATE TEMP TRIGGER on_end_holds INSTEAD OF INSERT ON seldom WHEN NEW.kind = 'end_holds'
+CREATE TEMP TRIGGER on_end_holds INSTEAD OF INSERT ON rare WHEN NEW.kind = 'end_holds'
 BEGIN
     INSERT INTO answer SELECT 'ended', count(*) FROM hold WHERE until <= min(NEW.body, NEW.now);
     DELETE FROM hold WHERE until <= min(NEW.body, NEW.now);
 END;
 
 -- body: [finished_before, failed_before, limit]
-CREATE TEMP TRIGGER on_prune INSTEAD OF INSERT ON seldom WHEN NEW.kind = 'prune'
+CREATE TEMP TRIGGER on_prune INSTEAD OF INSERT ON rare WHEN NEW.kind = 'prune'
 BEGIN
     DELETE FROM pruning;
     INSERT INTO pruning (seq)

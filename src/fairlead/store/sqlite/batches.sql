@@ -2,7 +2,7 @@
 
 -- body: [id, user_id, name, metadata, created_at, total, idempotency_key, body_hash, webhook, id of its first job]. Not stored if
 -- its jobs were refused.
-CREATE TEMP TRIGGER on_job_batch INSTEAD OF INSERT ON seldom
+CREATE TEMP TRIGGER on_job_batch INSTEAD OF INSERT ON rare
 WHEN NEW.kind = 'job_batch' AND EXISTS (SELECT 1 FROM job WHERE id = NEW.body ->> 9)
 BEGIN
     INSERT INTO job_batch (id, user_id, name, metadata, created_at, total, idempotency_key, body_hash, webhook)
@@ -11,7 +11,7 @@ BEGIN
 END;
 
 -- body: [[batch_id, item, job_id, custom_id], …]. Must follow `job_batch`.
-CREATE TEMP TRIGGER on_batch_item INSTEAD OF INSERT ON seldom
+CREATE TEMP TRIGGER on_batch_item INSTEAD OF INSERT ON rare
 WHEN NEW.kind = 'batch_item' AND EXISTS (SELECT 1 FROM job_batch WHERE id = NEW.body ->> '$[0][0]')
 BEGIN
     INSERT INTO batch_item (batch_id, item, job_id, custom_id)
@@ -19,7 +19,7 @@ BEGIN
 END;
 
 -- body: [batch_id, now]
-CREATE TEMP TRIGGER on_settle INSTEAD OF INSERT ON seldom WHEN NEW.kind = 'settle'
+CREATE TEMP TRIGGER on_settle INSTEAD OF INSERT ON rare WHEN NEW.kind = 'settle'
 BEGIN
     UPDATE job_batch SET
         finished_at = coalesce((
@@ -40,14 +40,14 @@ BEGIN
 END;
 
 -- body: [job_id, …] of jobs that begin a new round.
-CREATE TEMP TRIGGER on_reopen INSTEAD OF INSERT ON seldom WHEN NEW.kind = 'reopen'
+CREATE TEMP TRIGGER on_reopen INSTEAD OF INSERT ON rare WHEN NEW.kind = 'reopen'
 BEGIN
     UPDATE job_batch SET finished_at = NULL, counts = NULL
         WHERE id IN (SELECT i.batch_id FROM json_each(NEW.body) AS r CROSS JOIN batch_item AS i ON i.job_id = r.value);
 END;
 
 -- body: [finished_before, limit]
-CREATE TEMP TRIGGER on_prune_batches INSTEAD OF INSERT ON seldom WHEN NEW.kind = 'prune_batches'
+CREATE TEMP TRIGGER on_prune_batches INSTEAD OF INSERT ON rare WHEN NEW.kind = 'prune_batches'
 BEGIN
     DELETE FROM batch_item WHERE batch_id IN (
         SELECT id FROM job_batch WHERE finished_at < NEW.body ->> 0 ORDER BY finished_at LIMIT NEW.body ->> 1

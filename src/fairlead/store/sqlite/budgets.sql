@@ -1,7 +1,7 @@
 -- Triggers for budgets, like those in admin.sql. `reserve`, `charge` and `held` belong to the starts and moves of a commit.
 
 -- body: [[n of the start, job_id, run, budget, subject, start of the window, amount], …]. Must follow `start`.
-CREATE TEMP TRIGGER on_reserve INSTEAD OF INSERT ON seldom WHEN NEW.kind = 'reserve'
+CREATE TEMP TRIGGER on_reserve INSTEAD OF INSERT ON rare WHEN NEW.kind = 'reserve'
 BEGIN
     INSERT INTO budget_counter (budget, subject, window_start, reserved)
         SELECT value ->> 3, value ->> 4, max(value ->> 5), sum(value ->> 6)
@@ -18,7 +18,7 @@ END;
 
 -- body: [[n of the move, budget, subject, start of the window, amount], …], of the calls that moves end. Must follow
 -- `move`. Frees what the moved jobs had reserved, and ends their holds.
-CREATE TEMP TRIGGER on_charge INSTEAD OF INSERT ON seldom WHEN NEW.kind = 'charge'
+CREATE TEMP TRIGGER on_charge INSTEAD OF INSERT ON rare WHEN NEW.kind = 'charge'
 BEGIN
     UPDATE budget_counter SET reserved = reserved - (
         SELECT sum(r.amount) FROM moving AS m CROSS JOIN budget_reservation AS r ON r.job_id = m.job_id
@@ -39,7 +39,7 @@ END;
 
 -- body: [[n of the move, job_id, run, budget, subject, seq], …]. Must follow `charge`. A job that this commit accepted
 -- has its seq in its row only.
-CREATE TEMP TRIGGER on_held INSTEAD OF INSERT ON seldom WHEN NEW.kind = 'held'
+CREATE TEMP TRIGGER on_held INSTEAD OF INSERT ON rare WHEN NEW.kind = 'held'
 BEGIN
     INSERT OR REPLACE INTO budget_hold (job_id, run, budget, subject, seq)
         SELECT value ->> 1, value ->> 2, value ->> 3, value ->> 4, j.seq
@@ -47,7 +47,7 @@ BEGIN
 END;
 
 -- body: [budget, subject, amount or null]
-CREATE TEMP TRIGGER on_set_budget INSTEAD OF INSERT ON seldom WHEN NEW.kind = 'set_budget'
+CREATE TEMP TRIGGER on_set_budget INSTEAD OF INSERT ON rare WHEN NEW.kind = 'set_budget'
 BEGIN
     DELETE FROM budget_override WHERE budget = NEW.body ->> 0 AND subject = NEW.body ->> 1;
     INSERT INTO budget_override (budget, subject, amount)
@@ -55,7 +55,7 @@ BEGIN
 END;
 
 -- body: [budget, subject, limit]. The timers loop moves the jobs.
-CREATE TEMP TRIGGER on_release_held INSTEAD OF INSERT ON seldom WHEN NEW.kind = 'release_held'
+CREATE TEMP TRIGGER on_release_held INSTEAD OF INSERT ON rare WHEN NEW.kind = 'release_held'
 BEGIN
     INSERT INTO answer SELECT 'released_held', count(*) FROM (
         SELECT 1 FROM budget_hold WHERE budget = NEW.body ->> 0 AND subject = NEW.body ->> 1 LIMIT NEW.body ->> 2
@@ -71,7 +71,7 @@ BEGIN
 END;
 
 -- body: µs. Counters that are older, and have no reservations, are deleted.
-CREATE TEMP TRIGGER on_sweep_budgets INSTEAD OF INSERT ON seldom WHEN NEW.kind = 'sweep_budgets'
+CREATE TEMP TRIGGER on_sweep_budgets INSTEAD OF INSERT ON rare WHEN NEW.kind = 'sweep_budgets'
 BEGIN
     INSERT INTO answer SELECT 'swept_budgets', count(*) FROM budget_reservation AS r
         WHERE NOT EXISTS (SELECT 1 FROM job AS j WHERE j.id = r.job_id AND j.run = r.run AND j.status = 3);
@@ -87,7 +87,7 @@ BEGIN
 END;
 
 -- body: [budget, subject, start of the window, warned, event id, about, user or ''], whose endpoints get the event. Answers whether it was recorded.
-CREATE TEMP TRIGGER on_warn_budget INSTEAD OF INSERT ON seldom WHEN NEW.kind = 'warn_budget'
+CREATE TEMP TRIGGER on_warn_budget INSTEAD OF INSERT ON rare WHEN NEW.kind = 'warn_budget'
 BEGIN
     INSERT INTO answer SELECT 'warned', EXISTS (
         SELECT 1 FROM budget_counter WHERE budget = NEW.body ->> 0 AND subject = NEW.body ->> 1

@@ -1,7 +1,7 @@
 -- Triggers for the writes of the dashboard, like those in admin.sql. These writes have no answers and are never refused.
 
 -- body: [hash, key_id, expires_at, kept of this key, kept of all]
-CREATE TEMP TRIGGER on_open_session INSTEAD OF INSERT ON seldom WHEN NEW.kind = 'open_session'
+CREATE TEMP TRIGGER on_open_session INSTEAD OF INSERT ON rare WHEN NEW.kind = 'open_session'
 BEGIN
     DELETE FROM dashboard_session WHERE expires_at <= NEW.now;
     DELETE FROM dashboard_session WHERE hash IN (
@@ -16,13 +16,13 @@ BEGIN
 END;
 
 -- body: hash
-CREATE TEMP TRIGGER on_close_session INSTEAD OF INSERT ON seldom WHEN NEW.kind = 'close_session'
+CREATE TEMP TRIGGER on_close_session INSTEAD OF INSERT ON rare WHEN NEW.kind = 'close_session'
 BEGIN
     DELETE FROM dashboard_session WHERE hash = NEW.body;
 END;
 
 -- body: [process, keep from, [[minute, service, about], …]]
-CREATE TEMP TRIGGER on_activity INSTEAD OF INSERT ON seldom WHEN NEW.kind = 'activity'
+CREATE TEMP TRIGGER on_activity INSTEAD OF INSERT ON rare WHEN NEW.kind = 'activity'
 BEGIN
     DELETE FROM activity WHERE minute < NEW.body ->> 1;
     INSERT INTO activity (minute, process, service, about)

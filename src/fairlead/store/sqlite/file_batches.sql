@@ -1,7 +1,7 @@
 -- Triggers for the writes of file batches, like those in admin.sql.
 
 -- body: [id, user_id, created_at, data, key, input file]
-CREATE TEMP TRIGGER on_create_file_batch INSTEAD OF INSERT ON seldom WHEN NEW.kind = 'create_file_batch'
+CREATE TEMP TRIGGER on_create_file_batch INSTEAD OF INSERT ON rare WHEN NEW.kind = 'create_file_batch'
 BEGIN
     INSERT INTO file_batch (id, user_id, version, created_at, data, request_key)
         SELECT NEW.body ->> 0, NEW.body ->> 1, 0, NEW.body ->> 2, NEW.body ->> 3, NEW.body ->> 4
@@ -15,7 +15,7 @@ BEGIN
 END;
 
 -- body: [id, version, ended_at, data, [output file, …], release, about]
-CREATE TEMP TRIGGER on_change_file_batch INSTEAD OF INSERT ON seldom WHEN NEW.kind = 'change_file_batch'
+CREATE TEMP TRIGGER on_change_file_batch INSTEAD OF INSERT ON rare WHEN NEW.kind = 'change_file_batch'
 BEGIN
     UPDATE file_batch SET version = version + 1, ended_at = NEW.body ->> 2, data = NEW.body ->> 3
         WHERE id = NEW.body ->> 0 AND version = NEW.body ->> 1 AND NOT EXISTS (
@@ -45,7 +45,7 @@ BEGIN
 END;
 
 -- body: [ended_before, limit]
-CREATE TEMP TRIGGER on_prune_file_batches INSTEAD OF INSERT ON seldom WHEN NEW.kind = 'prune_file_batches'
+CREATE TEMP TRIGGER on_prune_file_batches INSTEAD OF INSERT ON rare WHEN NEW.kind = 'prune_file_batches'
 BEGIN
     DELETE FROM file_batch WHERE id IN (
         SELECT id FROM file_batch WHERE ended_at < NEW.body ->> 0 ORDER BY ended_at LIMIT NEW.body ->> 1

@@ -17,7 +17,7 @@ END;
 
 -- body: [[job_id, file_id], …], in the commit that inserts or moves the jobs, and after it. Jobs that do not exist are
 -- left out: their submit was refused. One missing file fails the whole commit.
-CREATE TEMP TRIGGER on_use_files INSTEAD OF INSERT ON seldom WHEN NEW.kind = 'use_files'
+CREATE TEMP TRIGGER on_use_files INSTEAD OF INSERT ON rare WHEN NEW.kind = 'use_files'
 BEGIN
     SELECT raise(ABORT, 'fairlead: a file is missing')
         FROM json_each(NEW.body) AS u CROSS JOIN job ON job.id = u.value ->> 0
@@ -33,9 +33,9 @@ BEGIN
 END;
 
 -- body: [[n of the move, file_id], …]. Must follow `move`. Only for moves that were applied.
-CREATE TEMP TRIGGER on_use_files_of_moves INSTEAD OF INSERT ON seldom WHEN NEW.kind = 'use_files_of_moves'
+CREATE TEMP TRIGGER on_use_files_of_moves INSTEAD OF INSERT ON rare WHEN NEW.kind = 'use_files_of_moves'
 BEGIN
-    INSERT INTO seldom (kind, body, now, origin)
+    INSERT INTO rare (kind, body, now, origin)
         SELECT 'use_files', (
             SELECT json_group_array(json_array(m.job_id, u.value ->> 1))
             FROM json_each(NEW.body) AS u CROSS JOIN moving AS m ON m.n = u.value ->> 0
@@ -43,7 +43,7 @@ BEGIN
 END;
 
 -- body: [id, user_id, artifact_id, name, content_type, purpose, created_at, size, sha256, expires_at, job_id, sweep_at]
-CREATE TEMP TRIGGER on_create_file INSTEAD OF INSERT ON seldom WHEN NEW.kind = 'create_file'
+CREATE TEMP TRIGGER on_create_file INSTEAD OF INSERT ON rare WHEN NEW.kind = 'create_file'
 BEGIN
     INSERT INTO artifact (id, user_id, state) VALUES (NEW.body ->> 2, NEW.body ->> 1, 0) ON CONFLICT DO NOTHING;
     INSERT INTO file (id, user_id, artifact_id, state, name, content_type, purpose, created_at, expires_at, job_id,
@@ -54,14 +54,14 @@ BEGIN
 END;
 
 -- body: [id, sweep_at]
-CREATE TEMP TRIGGER on_renew_file INSTEAD OF INSERT ON seldom WHEN NEW.kind = 'renew_file'
+CREATE TEMP TRIGGER on_renew_file INSTEAD OF INSERT ON rare WHEN NEW.kind = 'renew_file'
 BEGIN
     UPDATE file SET sweep_at = NEW.body ->> 1 WHERE id = NEW.body ->> 0 AND state = 0;
     INSERT INTO answer VALUES ('renew_file', changes());
 END;
 
 -- body: [file_id, artifact_id, sweep_at]
-CREATE TEMP TRIGGER on_create_part INSTEAD OF INSERT ON seldom WHEN NEW.kind = 'create_part'
+CREATE TEMP TRIGGER on_create_part INSTEAD OF INSERT ON rare WHEN NEW.kind = 'create_part'
 BEGIN
     INSERT INTO artifact (id, user_id, state)
         SELECT NEW.body ->> 1, user_id, 0 FROM file WHERE id = NEW.body ->> 0 AND state = 0;
@@ -72,7 +72,7 @@ BEGIN
 END;
 
 -- body: [file_id, artifact_id, at, size]
-CREATE TEMP TRIGGER on_finish_part INSTEAD OF INSERT ON seldom WHEN NEW.kind = 'finish_part'
+CREATE TEMP TRIGGER on_finish_part INSTEAD OF INSERT ON rare WHEN NEW.kind = 'finish_part'
 BEGIN
     UPDATE file_part SET at = NEW.body ->> 2, size = NEW.body ->> 3
         WHERE file_id = NEW.body ->> 0 AND artifact_id = NEW.body ->> 1 AND size IS NULL
@@ -81,7 +81,7 @@ BEGIN
 END;
 
 -- body: as for create_file. Answers the id of the artifact that has the bytes.
-CREATE TEMP TRIGGER on_complete_file INSTEAD OF INSERT ON seldom WHEN NEW.kind = 'complete_file'
+CREATE TEMP TRIGGER on_complete_file INSTEAD OF INSERT ON rare WHEN NEW.kind = 'complete_file'
 BEGIN
     INSERT INTO answer SELECT 'complete_file', (
         SELECT json_quote(coalesce((
@@ -109,7 +109,7 @@ BEGIN
 END;
 
 -- body: id. Answers 1 if it was deleted, 0 if a job uses it, NULL if there is none.
-CREATE TEMP TRIGGER on_delete_file INSTEAD OF INSERT ON seldom WHEN NEW.kind = 'delete_file'
+CREATE TEMP TRIGGER on_delete_file INSTEAD OF INSERT ON rare WHEN NEW.kind = 'delete_file'
 BEGIN
     INSERT INTO answer SELECT 'delete_file', (
         SELECT NOT EXISTS (SELECT 1 FROM file_use WHERE file_id = file.id) FROM file WHERE id = NEW.body
@@ -119,7 +119,7 @@ BEGIN
 END;
 
 -- body: [now, limit]. Answers [files examined, [doomed artifact, …]].
-CREATE TEMP TRIGGER on_sweep_files INSTEAD OF INSERT ON seldom WHEN NEW.kind = 'sweep_files'
+CREATE TEMP TRIGGER on_sweep_files INSTEAD OF INSERT ON rare WHEN NEW.kind = 'sweep_files'
 BEGIN
     DELETE FROM sweeping;
     INSERT INTO sweeping
@@ -134,7 +134,7 @@ BEGIN
 END;
 
 -- body: [artifact_id, …]
-CREATE TEMP TRIGGER on_forget_artifacts INSTEAD OF INSERT ON seldom WHEN NEW.kind = 'forget_artifacts'
+CREATE TEMP TRIGGER on_forget_artifacts INSTEAD OF INSERT ON rare WHEN NEW.kind = 'forget_artifacts'
 BEGIN
     DELETE FROM artifact WHERE state = 2 AND id IN (SELECT value FROM json_each(NEW.body));
 END;

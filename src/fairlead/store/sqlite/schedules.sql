@@ -2,7 +2,7 @@
 
 -- body: [id, user_id, name, declared, spec, timing, secret, created_at, revision, next_at, last_at, waiting_at, paused_at,
 -- the revision to replace or null]. Answers null if refused.
-CREATE TEMP TRIGGER on_schedule INSTEAD OF INSERT ON seldom WHEN NEW.kind = 'schedule'
+CREATE TEMP TRIGGER on_schedule INSTEAD OF INSERT ON rare WHEN NEW.kind = 'schedule'
 BEGIN
     INSERT INTO answer SELECT 'schedule', CASE
         WHEN (SELECT revision FROM schedule WHERE id = NEW.body ->> 0) IS NEW.body ->> 13 THEN json_array(
@@ -23,7 +23,7 @@ BEGIN
 END;
 
 -- body: [schedule as for `schedule`, …]
-CREATE TEMP TRIGGER on_declare_schedules INSTEAD OF INSERT ON seldom WHEN NEW.kind = 'declare_schedules'
+CREATE TEMP TRIGGER on_declare_schedules INSTEAD OF INSERT ON rare WHEN NEW.kind = 'declare_schedules'
 BEGIN
     DELETE FROM schedule_run WHERE schedule_id IN (
         SELECT id FROM schedule WHERE declared AND id NOT IN (SELECT value ->> 0 FROM json_each(NEW.body))
@@ -40,7 +40,7 @@ BEGIN
 END;
 
 -- body: id
-CREATE TEMP TRIGGER on_delete_schedule INSTEAD OF INSERT ON seldom WHEN NEW.kind = 'delete_schedule'
+CREATE TEMP TRIGGER on_delete_schedule INSTEAD OF INSERT ON rare WHEN NEW.kind = 'delete_schedule'
 BEGIN
     DELETE FROM schedule_run WHERE schedule_id = NEW.body;
     DELETE FROM schedule WHERE id = NEW.body;
@@ -49,7 +49,7 @@ END;
 
 -- body: [id, revision or null, next_at, last_at, waiting_at, job_id or null, [[outcome, at, due_at, job_id, count, detail], …],
 -- runs to keep]. Must follow `submit`. The commit fails if the schedule has moved. Changes nothing if there is no such job.
-CREATE TEMP TRIGGER on_fire INSTEAD OF INSERT ON seldom WHEN NEW.kind = 'fire'
+CREATE TEMP TRIGGER on_fire INSTEAD OF INSERT ON rare WHEN NEW.kind = 'fire'
 BEGIN
     SELECT RAISE(ABORT, 'the schedule has moved') WHERE NOT EXISTS (
         SELECT 1 FROM schedule WHERE id = NEW.body ->> 0 AND (NEW.body ->> 1 IS NULL OR (

@@ -2,7 +2,7 @@
 -- apply.sql.
 
 -- body: about how many rows. There is one writer, so rows are committed in the order of their ids.
-CREATE TEMP TRIGGER on_roll_up INSTEAD OF INSERT ON seldom WHEN NEW.kind = 'roll_up'
+CREATE TEMP TRIGGER on_roll_up INSTEAD OF INSERT ON rare WHEN NEW.kind = 'roll_up'
 BEGIN
     INSERT INTO answer SELECT 'rolled_up', count(*) FROM (
         SELECT 1 FROM usage WHERE id >= (SELECT next_id FROM usage_state) ORDER BY id LIMIT NEW.body
@@ -26,7 +26,7 @@ BEGIN
 END;
 
 -- body: [ended before, first hour to keep, first day to keep, limit]. Looks at the oldest rows only.
-CREATE TEMP TRIGGER on_prune_usage INSTEAD OF INSERT ON seldom WHEN NEW.kind = 'prune_usage'
+CREATE TEMP TRIGGER on_prune_usage INSTEAD OF INSERT ON rare WHEN NEW.kind = 'prune_usage'
 BEGIN
     INSERT INTO answer SELECT 'pruned_usage', count(*) FROM (
         SELECT ended_at FROM usage WHERE id < (SELECT next_id FROM usage_state) ORDER BY id LIMIT NEW.body ->> 3

@@ -5,7 +5,7 @@ CREATE TEMP VIEW disabling (endpoint_id, reason, event_id, now) AS SELECT NULL, 
 
 -- body: [[n of the move or null, job_id, run, event, receiver, about, endpoints], …]. Must follow `move`. An event without a
 -- move is written only if the job still has that run.
-CREATE TEMP TRIGGER on_event INSTEAD OF INSERT ON seldom WHEN NEW.kind = 'event'
+CREATE TEMP TRIGGER on_event INSTEAD OF INSERT ON rare WHEN NEW.kind = 'event'
 BEGIN
     INSERT INTO webhook_delivery (id, event, receiver, user_id, created_at, job_id, run, endpoint_id, next_at, about)
         SELECT 'msg_' || j.id || '_' || (value ->> 2), value ->> 3, value ->> 4, j.user_id, NEW.now, j.id, value ->> 2,
@@ -26,7 +26,7 @@ BEGIN
 END;
 
 -- body: batch_id. Must follow `settle`. A batch that is settled again has another end.
-CREATE TEMP TRIGGER on_batch_event INSTEAD OF INSERT ON seldom WHEN NEW.kind = 'batch_event'
+CREATE TEMP TRIGGER on_batch_event INSTEAD OF INSERT ON rare WHEN NEW.kind = 'batch_event'
 BEGIN
     INSERT INTO webhook_delivery (id, event, receiver, user_id, created_at, batch_id, endpoint_id, next_at, about)
         SELECT 'msg_' || b.id || '_' || b.finished_at, 'batch.ended', b.webhook ->> '$.receiver', b.user_id, NEW.now,
@@ -46,7 +46,7 @@ BEGIN
 END;
 
 -- body: [id, user_id, url, events, secrets, name, created_at, disabled_at, failing_since, disabled_reason, create]
-CREATE TEMP TRIGGER on_endpoint INSTEAD OF INSERT ON seldom WHEN NEW.kind = 'endpoint'
+CREATE TEMP TRIGGER on_endpoint INSTEAD OF INSERT ON rare WHEN NEW.kind = 'endpoint'
 BEGIN
     DELETE FROM webhook_endpoint WHERE id = NEW.body ->> 0 AND NOT NEW.body ->> 10;
     INSERT INTO webhook_endpoint (id, user_id, url, events, secrets, name, created_at, disabled_at, failing_since,
@@ -59,7 +59,7 @@ BEGIN
 END;
 
 -- body: [endpoint as for `endpoint`, …]
-CREATE TEMP TRIGGER on_declare_endpoints INSTEAD OF INSERT ON seldom WHEN NEW.kind = 'declare_endpoints'
+CREATE TEMP TRIGGER on_declare_endpoints INSTEAD OF INSERT ON rare WHEN NEW.kind = 'declare_endpoints'
 BEGIN
     DELETE FROM webhook_endpoint
         WHERE name IS NOT NULL AND id NOT IN (SELECT value ->> 0 FROM json_each(NEW.body));
@@ -76,7 +76,7 @@ BEGIN
 END;
 
 -- body: id
-CREATE TEMP TRIGGER on_delete_endpoint INSTEAD OF INSERT ON seldom WHEN NEW.kind = 'delete_endpoint'
+CREATE TEMP TRIGGER on_delete_endpoint INSTEAD OF INSERT ON rare WHEN NEW.kind = 'delete_endpoint'
 BEGIN
     UPDATE webhook_delivery SET state = 2, next_at = NULL WHERE state = 0 AND endpoint_id = NEW.body;
     DELETE FROM webhook_endpoint WHERE id = NEW.body;
@@ -84,7 +84,7 @@ BEGIN
 END;
 
 -- body: [id, attempts, state, next_at, log, body, endpoint_id, now]
-CREATE TEMP TRIGGER on_attempt INSTEAD OF INSERT ON seldom WHEN NEW.kind = 'attempt'
+CREATE TEMP TRIGGER on_attempt INSTEAD OF INSERT ON rare WHEN NEW.kind = 'attempt'
 BEGIN
     UPDATE webhook_delivery SET attempts = attempts + 1, state = NEW.body ->> 2, next_at = NEW.body ->> 3,
                                 log = NEW.body ->> 4, body = NEW.body ->> 5
@@ -100,7 +100,7 @@ BEGIN
 END;
 
 -- body: [id, reason, id of the event]
-CREATE TEMP TRIGGER on_disable_endpoint INSTEAD OF INSERT ON seldom WHEN NEW.kind = 'disable_endpoint'
+CREATE TEMP TRIGGER on_disable_endpoint INSTEAD OF INSERT ON rare WHEN NEW.kind = 'disable_endpoint'
 BEGIN
     INSERT INTO answer SELECT 'disable_endpoint', count(*) FROM webhook_endpoint
         WHERE id = NEW.body ->> 0 AND disabled_at IS NULL AND url IS NOT NULL;
@@ -121,7 +121,7 @@ BEGIN
 END;
 
 -- body: [now, until, limit, each, busy, trusted, after, probes]
-CREATE TEMP TRIGGER on_claim_deliveries INSTEAD OF INSERT ON seldom WHEN NEW.kind = 'claim_deliveries'
+CREATE TEMP TRIGGER on_claim_deliveries INSTEAD OF INSERT ON rare WHEN NEW.kind = 'claim_deliveries'
 BEGIN
     DELETE FROM claiming;
     INSERT INTO claiming
@@ -148,7 +148,7 @@ BEGIN
 END;
 
 -- body: [the columns of `DeliveryFilter.row`, limit]
-CREATE TEMP TRIGGER on_replay INSTEAD OF INSERT ON seldom WHEN NEW.kind = 'replay'
+CREATE TEMP TRIGGER on_replay INSTEAD OF INSERT ON rare WHEN NEW.kind = 'replay'
 BEGIN
     UPDATE webhook_delivery SET state = 0, next_at = NEW.now, attempts = 0 WHERE id IN (
         SELECT d.id FROM webhook_delivery AS d
@@ -171,7 +171,7 @@ BEGIN
 END;
 
 -- body: [created_before, limit]
-CREATE TEMP TRIGGER on_prune_deliveries INSTEAD OF INSERT ON seldom WHEN NEW.kind = 'prune_deliveries'
+CREATE TEMP TRIGGER on_prune_deliveries INSTEAD OF INSERT ON rare WHEN NEW.kind = 'prune_deliveries'
 BEGIN
     DELETE FROM webhook_delivery WHERE seq IN (
         SELECT seq FROM webhook_delivery WHERE state > 0 AND created_at < NEW.body ->> 0

@@ -337,6 +337,7 @@ class Worker:
             del self._runs[lease.job_id]
         used = None if run.usage is None else used_units(run.usage, self._services[lease.service].unit)
         self._leases.release(lease, failed=run.region_failed, used=used, sent=run.sent)
+        run.call = None  # its reporter refers to the run: a cycle, left to the garbage collector, for every call
 
     # ------------------------------------------------------------ leases
 

@@ -1,6 +1,7 @@
 """Calls: how they run, fail, are retried, and are stopped."""
 
 import asyncio
+import gc
 import threading
 import time
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from fairlead import (
     Retry,
     WrongState,
 )
+from fairlead.engine.step_run import StepRun
 from tests.integration.engine.waiting import PATIENCE, reaches
 
 AT_ONCE = {"base": 0, "jitter": 0}
@@ -40,6 +42,32 @@ async def test_a_job_runs_from_submit_to_result(make_app: Callable[..., Fairlead
         assert entry["status"] == "SUCCESS"
         assert entry["metrics"]["execution_time_ms"] >= 0
         assert (shown.current_step_index, shown.total_steps, shown.position) == (1, 1, None)
+
+
+async def test_a_call_that_has_ended_leaves_no_work_for_the_garbage_collector(
+    make_app: Callable[..., Fairlead],
+) -> None:
+    app = make_app()
+
+    @app.service(limit=2)
+    async def double(call: Call) -> int:
+        return int(call.params["n"]) * 2
+
+    def runs() -> int:
+        return sum(type(each) is StepRun for each in gc.get_objects())
+
+    async with app.running():
+        gc.collect()
+        gc.disable()
+        try:
+            jobs = [await app.submit("double", {"n": n}) for n in range(4)]
+            assert [await job.result(timeout=PATIENCE) for job in jobs] == [0, 2, 4, 6]
+            until = time.monotonic() + PATIENCE
+            while runs() and time.monotonic() < until:  # the slot of the last one is being released
+                await asyncio.sleep(0.01)
+            assert runs() == 0
+        finally:
+            gc.enable()
 
 
 async def test_sync_functions_run_in_threads_and_do_not_block_the_loop(make_app: Callable[..., Fairlead]) -> None:

@@ -9,6 +9,10 @@ import sys
 from contextlib import closing
 from pathlib import Path
 
+import pytest
+
+from fairlead.store.sqlite.writer_thread import COPY_AFTER
+
 ROUNDS = 15
 
 # Prints the id of every job once its submit is acknowledged. Several callers submit at once, so that commits are
@@ -18,7 +22,7 @@ import asyncio, itertools, os, sys, time
 from fairlead.domain.job import Job
 from fairlead.domain.transitions import submit
 from fairlead.store.group_commit import GroupCommit
-from fairlead.store.sqlite import SqliteStore
+from fairlead.store.sqlite import SqliteStore, writer_thread
 
 async def caller(group_commit, name):
     for n in itertools.count():
@@ -27,6 +31,7 @@ async def caller(group_commit, name):
         os.write(1, f"{job.id}\\n".encode())
 
 async def main():
+    writer_thread.COPY_AFTER = int(sys.argv[3])
     store = SqliteStore(sys.argv[1])
     await store.open()
     group_commit = GroupCommit(store)
@@ -37,12 +42,13 @@ asyncio.run(main())
 """
 
 
-def test_a_killed_process_loses_no_acknowledged_job(tmp_path: Path) -> None:
+@pytest.mark.parametrize("copy_after", [COPY_AFTER, 1], ids=["", "while-the-log-is-copied"])
+def test_a_killed_process_loses_no_acknowledged_job(tmp_path: Path, copy_after: int) -> None:
     path = tmp_path / "fairlead.db"
     chance = random.Random(20240501)
     acknowledged: set[str] = set()
     for number in range(ROUNDS):
-        acknowledged |= acknowledged_until_killed(path, number, chance.randint(1, 400))
+        acknowledged |= acknowledged_until_killed(path, number, chance.randint(1, 400), copy_after)
         with closing(sqlite3.connect(path)) as raw:
             assert raw.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
             stored = {row[0] for row in raw.execute("SELECT id FROM job JOIN job_input USING (seq)")}
@@ -52,11 +58,10 @@ def test_a_killed_process_loses_no_acknowledged_job(tmp_path: Path) -> None:
     assert len(acknowledged) >= ROUNDS
 
 
-def acknowledged_until_killed(path: Path, number: int, after: int) -> set[str]:
+def acknowledged_until_killed(path: Path, number: int, after: int, copy_after: int) -> set[str]:
     """The kill happens after a number of acknowledgements and not after a time, so the process is always busy."""
-    child = subprocess.Popen(
-        [sys.executable, "-c", SUBMITTER, str(path), str(number)], stdout=subprocess.PIPE, text=True
-    )
+    command = [sys.executable, "-c", SUBMITTER, str(path), str(number), str(copy_after)]
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert child.stdout is not None
     lines = [child.stdout.readline() for _ in range(after)]
     child.kill()

@@ -21,6 +21,7 @@ from fairlead.errors import InvalidInput, StoreError, Unavailable
 from fairlead.store.port import Busy
 from fairlead.store.sql_files import migrations
 from fairlead.store.sqlite.lock import is_open_here
+from fairlead.store.sqlite.writer_thread import COPY_LIMIT
 
 APPLICATION_ID = 0x4641_4952  # "FAIR"
 OLDEST_SQLITE = (3, 38, 0)  # `->>`, and json_each as a part of every build
@@ -252,11 +253,19 @@ def _use_wal(connection: sqlite3.Connection) -> None:
             time.sleep(0.01)
 
 
+def copier(path: str, synchronous: str) -> sqlite3.Connection:
+    """A connection that copies the write-ahead log. `synchronous` determines whether it waits for the disk before the
+    log may be overwritten."""
+    connection = sqlite3.connect(path, isolation_level=None, timeout=BUSY_TIMEOUT, check_same_thread=False)
+    connection.execute(f"PRAGMA synchronous = {synchronous}")
+    return connection
+
+
 def writer(path: str, synchronous: str, *, overwrites: bool) -> sqlite3.Connection:
     """The connection that writes. With `overwrites`, it overwrites what it deletes with zeros."""
-    connection = sqlite3.connect(path, isolation_level=None, timeout=BUSY_TIMEOUT, check_same_thread=False)
+    connection = copier(path, synchronous)
+    connection.execute(f"PRAGMA wal_autocheckpoint = {COPY_LIMIT}")
     connection.execute("PRAGMA temp_store = MEMORY")
-    connection.execute(f"PRAGMA synchronous = {synchronous}")
     if overwrites:
         connection.execute("PRAGMA secure_delete = ON")
     return connection

@@ -302,7 +302,7 @@ async def test_a_busy_gateway_is_retried(client: AsyncClient, site: Site, monkey
         return await accept(*args, **options)
 
     monkeypatch.setattr(patience, "LONGEST_PAUSE", 0.01)
-    monkeypatch.setattr(site.app, "accept", busy)
+    monkeypatch.setattr(site.app.jobs, "accept", busy)
     job = await client.submit("echo", {"n": 1})
     assert (len(refused), job.receipt.replayed) == (2, False)
 

@@ -205,7 +205,7 @@ async def test_a_full_disk_is_a_503_with_retry_after(still_site: Site, monkeypat
     async def full(*_: object, **__: object) -> None:
         raise Unavailable("the disk is full", retry_after=2.3)
 
-    monkeypatch.setattr(still_site.app, "accept", full)
+    monkeypatch.setattr(still_site.app.jobs, "accept", full)
     body = {"user_id": "ada", "feature_name": "echo"}
     for path, sent in (("/api/v1/jobs", body), ("/api/v1/jobs/bulk", {"jobs": [body]})):
         response = await still_site.client.post(path, json=sent)

@@ -280,7 +280,7 @@ async def test_an_unexpected_exception_is_a_bare_500_with_details_in_the_log(
     async def explode(*_: object, **__: object) -> None:
         raise RuntimeError("password=hunter2 in /somewhere")
 
-    monkeypatch.setattr(still_site.app, "accept", explode)
+    monkeypatch.setattr(still_site.app.jobs, "accept", explode)
     monkeypatch.setattr(still_site.app, "list_jobs", explode)
     response = await still_site.client.request(method, path, json=BODY if method == "POST" else None)
     assert (response.status_code, response.json()["code"]) == (500, "internal_error")

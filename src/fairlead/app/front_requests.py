@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from uuid_utils import uuid4, uuid7
@@ -12,6 +11,7 @@ from uuid_utils import uuid4, uuid7
 from fairlead.app.jobs import Jobs
 from fairlead.app.runtime import Runtime
 from fairlead.artifacts.values import load_record
+from fairlead.domain.fast_dataclass import fast_dataclass
 from fairlead.domain.front_readers import NONE, Reader, Readers, key_prefix
 from fairlead.domain.job import Job, JobStatus
 from fairlead.domain.openai import RETRIED_BY_CLIENTS, FrontAnswer
@@ -28,10 +28,11 @@ JOINED_WITHIN_S = 300.0
 is `openai.grace` in both cases."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Reading:
     """A request (`reader`) that reads the job `job_id`, and cancels it when its client disconnects and no other request
-    reads it. `readers` are those that were stored when the request was added to them."""
+    reads it. `readers` are those that were stored when the request was added to them. `job_id` is empty until the job
+    of a new request is accepted."""
 
     job_id: str
     user_id: str
@@ -42,7 +43,7 @@ class Reading:
     """The request submitted the job."""
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass
 class Identity:
     """What makes two requests of a user the same. `keyed`: the client has sent an idempotency key, so that all requests
     with it are the same; otherwise only those that the client marks as retries. `detached`: the job runs to its end,
@@ -106,14 +107,13 @@ class FrontRequests:
         answer = FrontAnswer.of_result(record.result) if record is not None else None
         return answer is not None and answer.status in RETRIED_BY_CLIENTS
 
-    async def submit(self, identity: Identity, accept: Callable[[str, str], Awaitable[str]]) -> Reading:
-        """Submit a job for the request. `accept` gets the idempotency key and the text to store with it, and returns
-        the id of the job."""
-        reader = self._new_reader(identity)
-        readers = Readers(identity.body, (reader,))
-        key = key_prefix(identity.fingerprint) + await self._suffix(identity)
-        job_id = await accept(key, str(readers))
-        return Reading(job_id, identity.user_id, key, readers, reader, new=True)
+    async def new_reading(self, identity: Identity) -> Reading:
+        """The reading of a request whose job is submitted next, with the key of the reading as its idempotency key, and
+        the readers in place of the hash of its body."""
+        reader, prefix = self._new_reader(identity), key_prefix(identity.fingerprint)
+        # Keys sort by their ends.
+        key = prefix + (await self._next_number(identity, prefix) if identity.keyed else str(uuid7()))
+        return Reading("", identity.user_id, key, Readers(identity.body, (reader,)), reader, new=True)
 
     async def leave(self, reading: Reading) -> None:
         """Cancel the job of a client that has disconnected, unless other requests read it, here or at another gateway.
@@ -175,12 +175,9 @@ class FrontRequests:
         change = ChangeReader(reading.user_id, reading.key, str(was), str(readers))
         return isinstance(await self._runtime.group_commit.write(change), Done)
 
-    async def _suffix(self, identity: Identity) -> str:
-        """The end of the key of a new job. Keys sort by it. Two requests with the same key of a client get the same
-        one, so that the database accepts only the first."""
-        if not identity.keyed:
-            return str(uuid7())
-        prefix = key_prefix(identity.fingerprint)
+    async def _next_number(self, identity: Identity, prefix: str) -> str:
+        """The end of the key of a new job whose client has sent an idempotency key. Two such requests get the same one,
+        so that the database accepts only the first."""
         found = await self._runtime.store.newest_submit(identity.user_id, prefix)
         last = found[0].removeprefix(prefix) if found is not None else ""
         return f"{int(last) + 1:05}" if last.isdecimal() and last.isascii() else "00000"

@@ -121,9 +121,8 @@ class ModelCatalog:
     async def service_for(self, name: str | None) -> str:
         """The service for a request: of those that serve the model, the one with the shortest expected wait. Without a
         model, the only service there is. Raises UnknownModel."""
-        services = self._services()
         if name is None:
-            if len(services) == 1:
+            if len(services := self._services()) == 1:
                 return next(iter(services))
             raise UnknownModel("model is missing; " + _known(await self.all()), pointer="/model")
         models = self._recent

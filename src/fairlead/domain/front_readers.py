@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
+
+from fairlead.domain.fast_dataclass import fast_dataclass
 
 PREFIX = "openai:"
 NONE = "-"
@@ -23,11 +25,11 @@ MOST_READERS = 20
 
 def digest(*parts: str | bytes) -> str:
     """A hash of these parts in this order."""
-    hashed = hashlib.sha256()
+    text = b""
     for part in parts:
         data = part.encode("utf-8", "surrogatepass") if isinstance(part, str) else part
-        hashed.update(b"%d:" % len(data) + data)
-    return hashed.hexdigest()[:40]
+        text += b"%d:%b" % (len(data), data)
+    return hashlib.sha256(text).hexdigest()[:40]
 
 
 def key_prefix(fingerprint: str) -> str:
@@ -45,7 +47,7 @@ class Reader(NamedTuple):
         return f"{self.process}/{self.request}"
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass
 class Readers:
     """The requests that read a job, oldest first, and a hash of their body."""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import field
+from functools import cached_property
 from typing import Any
 
 import orjson
@@ -25,7 +26,7 @@ class JobStatus(StringEnum):
     FAILED = "FAILED"
     CANCELLED = "CANCELLED"
 
-    @property
+    @cached_property
     def finished(self) -> bool:
         return self in FINISHED
 
@@ -41,7 +42,7 @@ class Priority(StringEnum):
     MEDIUM = "medium"
     LOW = "low"
 
-    @property
+    @cached_property
     def band(self) -> int:
         """The number of the band: 1 is served before 2, and 2 before 3. Band 0 is not a priority: it holds the retries
         of services whose retries go before all other steps."""
@@ -162,7 +163,10 @@ class Job:
     @property
     def service(self) -> str:
         """The service of the current step. Once all steps are done, the service of the last step."""
-        return self.steps[self.step] if self.step < len(self.steps) else self.steps[-1]
+        try:
+            return self.steps[self.step]
+        except IndexError:
+            return self.steps[-1]
 
     @property
     def is_set_aside(self) -> bool:

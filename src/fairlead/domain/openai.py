@@ -7,11 +7,10 @@ or the upstream sent them: as text, or as base64 if they are not text.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
 from base64 import b64decode, b64encode
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import field
 from typing import Any
 
@@ -92,14 +91,14 @@ class FrontRequest:
     previous: str | None = None
 
     def as_input(self) -> dict[str, Any]:
-        head: dict[str, Any] = {"path": self.path, "content_type": self.content_type, "stream": self.stream}
+        value: dict[str, Any] = {"path": self.path, "content_type": self.content_type, "stream": self.stream}
         if self.query:
-            head["query"] = self.query
+            value["query"] = self.query
         if self.background:
-            head["background"] = True
+            value["background"] = True
         if self.previous is not None:
-            head["previous_response_id"] = self.previous
-        return {**head, **_packed(self.body)}
+            value["previous_response_id"] = self.previous
+        return _packed(value, self.body)
 
     @classmethod
     def of_input(cls, value: Mapping[str, Any]) -> FrontRequest:
@@ -215,8 +214,10 @@ class FrontAnswer:
     files: bool = False
 
     def as_result(self) -> dict[str, Any]:
-        files = {"files": True} if self.files else {}
-        return {"status": self.status, "headers": dict(self.headers), **files, **_packed(self.body)}
+        value: dict[str, Any] = {"status": self.status, "headers": dict(self.headers)}
+        if self.files:
+            value["files"] = True
+        return _packed(value, self.body)
 
     @classmethod
     def of_result(cls, value: Any) -> FrontAnswer | None:
@@ -309,7 +310,7 @@ def _answer_in(value: Any) -> Any:
     return value
 
 
-def json_object(body: bytes) -> dict[str, Any] | None:
+def json_object(body: bytes | str) -> dict[str, Any] | None:
     """The decoded body, or None if it is not a JSON object."""
     try:
         value = orjson.loads(body)
@@ -335,11 +336,17 @@ def span_attributes(request: FrontRequest, aliases: Mapping[str, str]) -> dict[s
     return found
 
 
-def _packed(body: bytes) -> dict[str, str]:
-    if b"\0" not in body:  # PostgreSQL cannot query text with NUL
-        with contextlib.suppress(UnicodeDecodeError):
-            return {"body": body.decode()}
-    return {"body_base64": b64encode(body).decode()}
+def _packed(value: dict[str, Any], body: bytes) -> dict[str, Any]:
+    """Add a body to the input or the result of a job, and return it."""
+    try:
+        text = body.decode()
+    except UnicodeDecodeError:
+        text = "\0"
+    if "\0" in text:  # PostgreSQL cannot query text with NUL
+        value["body_base64"] = b64encode(body).decode()
+    else:
+        value["body"] = text
+    return value
 
 
 def _unpacked(value: Mapping[str, Any]) -> bytes:
@@ -356,7 +363,9 @@ USUAL_OUTPUT = 256
 """The tokens of an answer whose request sets no maximum. What calls really use is learned."""
 _COSTED = frozenset({CHAT, COMPLETIONS, "embeddings", RESPONSES, "moderations"})
 _ANSWERED = frozenset({CHAT, COMPLETIONS, RESPONSES})
+_TEXTS = ("messages", "input", "prompt", "instructions", "tools")
 _MAXIMA = ("max_completion_tokens", "max_output_tokens", "max_tokens")
+_ANSWERS = ("n", "best_of")
 _FILES = frozenset({"image_url", "input_audio", "file", "file_data", "image", "audio", "data"})
 _LARGEST_READ = 1 << 18
 _DEEPEST = 12
@@ -365,24 +374,28 @@ _DEEPEST = 12
 def estimated_tokens(value: Any) -> float | None:
     """The tokens that a request may use, from the input of its job: those of its texts, and the maximum of its answers.
     None if its path is not counted in tokens."""
-    if not isinstance(value, Mapping) or value.get("path") not in _COSTED or not isinstance(value.get("body"), str):
+    if not isinstance(value, dict | Mapping):  # nearly every input is a dict, which is found faster
+        return None
+    if value.get("path") not in _COSTED or not isinstance(value.get("body"), str):
         return None
     text = value["body"]
-    request = json_object(text.encode()) if len(text) <= _LARGEST_READ else None
+    request = json_object(text) if len(text) <= _LARGEST_READ else None
     if request is None:
         return len(text) / CHARACTERS_PER_TOKEN + USUAL_OUTPUT
-    tokens = sum(_tokens(request.get(name)) for name in ("messages", "input", "prompt", "instructions", "tools"))
+    tokens = sum([_tokens(request[name]) for name in _TEXTS if name in request])
     if value["path"] in _ANSWERED:
-        most = next((most for name in _MAXIMA if (most := _count(request.get(name))) is not None), USUAL_OUTPUT)
-        tokens += most * max(_count(request.get("n")) or 1, _count(request.get("best_of")) or 1)
+        most, answers = _counts(request, _MAXIMA), _counts(request, _ANSWERS)
+        tokens += (most[0] if most else USUAL_OUTPUT) * max([1, *answers])
     return float(min(max(tokens, 1.0), MAX_ESTIMATE))
 
 
 MAX_ESTIMATE = 1e8
 
 
-def _count(value: Any) -> int | None:
-    return value if type(value) is int and 0 < value <= MAX_ESTIMATE else None
+def _counts(request: Mapping[str, Any], names: Sequence[str]) -> list[int]:
+    """The values of these fields that are counts."""
+    values = [request[name] for name in names if name in request]
+    return [value for value in values if type(value) is int and 0 < value <= MAX_ESTIMATE]
 
 
 def _tokens(value: Any, depth: int = 0) -> float:
@@ -391,8 +404,11 @@ def _tokens(value: Any, depth: int = 0) -> float:
         return len(value) / CHARACTERS_PER_TOKEN
     if depth > _DEEPEST:
         return 0.0
+    tokens = 0.0
     if isinstance(value, list):
-        return sum(1.0 if type(each) is int else _tokens(each, depth + 1) for each in value)
-    if isinstance(value, dict):
-        return sum(TOKENS_OF_A_FILE if name in _FILES else _tokens(each, depth + 1) for name, each in value.items())
-    return 0.0
+        for each in value:
+            tokens += 1.0 if type(each) is int else _tokens(each, depth + 1)
+    elif isinstance(value, dict):
+        for name, each in value.items():
+            tokens += TOKENS_OF_A_FILE if name in _FILES else _tokens(each, depth + 1)
+    return tokens

@@ -227,8 +227,9 @@ class SubmissionChecker:
 
     def _steps_of(self, feature_name: Any) -> tuple[str, ...]:
         config = self._config
-        steps = config.steps_of(check_text(feature_name, "feature_name", 63))
+        steps = config.steps_of(feature_name) if type(feature_name) is str else None
         if steps is None:
+            check_text(feature_name, "feature_name", 63)
             raise UnknownFeature(
                 f"no pipeline or service is called {feature_name!r}; " + known({**config.pipelines, **config.services}),
                 pointer="/feature_name",
@@ -269,7 +270,8 @@ def fingerprint(submission: Submission, input_json: str, metadata_json: str | No
 def _check_request(submission: Submission) -> None:
     """Refuse a job of an OpenAI upstream that the front did not submit. The front's own jobs have all keys of a
     request."""
-    if not isinstance(submission.input_data, Mapping) or not {"path", "content_type"} <= submission.input_data.keys():
+    given = submission.input_data or {}
+    if "path" not in given or "content_type" not in given:
         raise InvalidInput(
             f"{submission.feature_name} speaks OpenAI's protocol: send requests to /v1 of the gateway",
             pointer="/input_data",

@@ -129,7 +129,7 @@ class _Reader:
         count = self.tokens(_TOKENS_CACHED)
         for name in _DETAILS if count is None else ():
             details = self._report.get(name)
-            if isinstance(details, Mapping) and details.get("cached_tokens") is not None:
+            if details is not None and isinstance(details, Mapping) and details.get("cached_tokens") is not None:
                 nested = _Reader(details)
                 count = nested.tokens(_TOKENS_CACHED)
                 self.ignored += nested.ignored

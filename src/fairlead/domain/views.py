@@ -10,6 +10,7 @@ from typing import Any
 from fairlead.domain import events
 from fairlead.domain.events import Event, iso, utc
 from fairlead.domain.fair_share import QueuePosition
+from fairlead.domain.fast_dataclass import fast_dataclass
 from fairlead.domain.job import Job, JobRecord, JobStatus, Priority, StepResult
 from fairlead.domain.processes import ProcessRecord
 from fairlead.domain.retry import TRACEBACK, without_traceback
@@ -29,7 +30,7 @@ class EstimatedWait:
         return None if wait is None else cls(*wait)
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass
 class EndedJob:
     """What the caller of a job needs to know once the job has ended."""
 

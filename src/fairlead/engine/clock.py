@@ -9,6 +9,7 @@ import random
 import secrets
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Protocol
 from uuid import UUID
 
@@ -60,11 +61,9 @@ class SystemClock:
     def __init__(self) -> None:
         self._offset = time.time() - time.monotonic()
 
-    def now(self) -> float:
-        return time.time()
-
-    def monotonic(self) -> float:
-        return time.monotonic() if _BOOTTIME is None else time.clock_gettime(_BOOTTIME)
+    # Read several times by every job: the functions themselves cost less than methods that call them.
+    now = staticmethod(time.time)
+    monotonic = staticmethod(time.monotonic if _BOOTTIME is None else partial(time.clock_gettime, _BOOTTIME))
 
     def steady(self) -> float:
         return self._offset + time.monotonic()

@@ -10,7 +10,7 @@ import asyncio
 import re
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import orjson
@@ -18,6 +18,7 @@ import orjson
 from fairlead.domain import openai
 from fairlead.domain.chat_answers import ResponseEvents, events_for
 from fairlead.domain.chat_requests import Untranslatable, chat_request
+from fairlead.domain.fast_dataclass import fast_dataclass
 from fairlead.domain.openai import FrontAnswer, FrontRequest
 from fairlead.domain.openai_responses import created_at, event_text, first_number, response_id
 from fairlead.executors.call_outcome import storable
@@ -32,7 +33,7 @@ _NOT_FORWARDED = frozenset({"response.created", "response.queued"})
 _LAST = frozenset({"response.completed", "response.failed", "response.incomplete"})
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass
 class Exchange:
     """One request to the upstream. `stream` reads a streamed answer; `convert` gets another one, and its JSON or None,
     and returns both as the client receives them. `restartable`: readers of the stream can handle a new attempt, so a

@@ -15,7 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
 
@@ -26,6 +26,9 @@ from fairlead.gateway.permissions import caller_of
 from fairlead.gateway.problems import RATE_HEADERS, RateLimited
 from fairlead.gateway.request_parsing import trace_of
 from fairlead.gateway.responses import fairlead_of
+
+if TYPE_CHECKING:
+    from fairlead.app.fairlead import Fairlead
 
 WINDOW_S = 60
 SWEEP_FROM = 1024
@@ -159,7 +162,7 @@ def give_back_jobs(request: Request, user_id: str, number: int) -> dict[str, str
 async def accept_jobs(
     request: Request, jobs: Sequence[Submission], first_key: str | None, **options: Any
 ) -> tuple[list[Receipt], dict[str, str]]:
-    """Submit jobs with `Fairlead.accept` within the rate limit. Returns the receipts, and the headers of the rate limit
+    """Submit jobs with `Jobs.accept` within the rate limit. Returns the receipts, and the headers of the rate limit
     and of budgets.
 
     `first_key` is the idempotency key of the first job. If a job with this key exists, the whole bulk was submitted
@@ -169,8 +172,8 @@ async def accept_jobs(
     rate: SubmitRate | None = request.app.state.submit_rate
     options["trace"] = trace_of(request)
     if rate is None:
-        receipts = await app.accept(jobs, **options)
-        return receipts, budget_headers(receipts, app.now())
+        receipts = await app.jobs.accept(jobs, **options)
+        return receipts, budget_headers(receipts, app)
     over_limit = False
     try:
         headers = rate.take(jobs)
@@ -180,22 +183,23 @@ async def accept_jobs(
         over_limit = True
         headers = rate.take(jobs, anyway=True)
     try:
-        receipts = await app.accept(jobs, **options)
+        receipts = await app.jobs.accept(jobs, **options)
     except RequestError:
         request.scope[RATE_HEADERS] = rate.give_back(jobs) if over_limit else headers
         raise
     if repeated := [job for job, receipt in zip(jobs, receipts, strict=True) if receipt.replayed]:
         headers = rate.give_back(repeated)
-    return receipts, headers | budget_headers(receipts, app.now())
+    return receipts, headers | budget_headers(receipts, app)
 
 
-def budget_headers(receipts: Sequence[Receipt], now: float) -> dict[str, str]:
+def budget_headers(receipts: Sequence[Receipt], app: Fairlead) -> dict[str, str]:
     """The headers that show what is left of a budget. Empty if no budget concerns the jobs."""
     budget = receipts[0].budget if receipts else None
     if budget is None:
         return {}
+    seconds = datetime.fromisoformat(budget.window_end).timestamp() - app.now()
     return {
         "X-Fairlead-Budget": budget.budget,
         "X-Fairlead-Budget-Remaining": f"{budget.remaining:.15g}",
-        "X-Fairlead-Budget-Reset": str(max(0, math.ceil(datetime.fromisoformat(budget.window_end).timestamp() - now))),
+        "X-Fairlead-Budget-Reset": str(max(0, math.ceil(seconds))),
     }

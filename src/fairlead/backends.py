@@ -122,6 +122,7 @@ def shards_of(settings: Settings, config: Config, process: str, servers: Set[str
         prefix = _prefix(name)
         claimer = partial(RedisDispatcher, url, prefix=prefix, database=clock.now, admit=servers.__contains__)
         main = claimer()
+        new = ClaimNew(main)
         shards.append(
             Shard(
                 name,
@@ -129,7 +130,8 @@ def shards_of(settings: Settings, config: Config, process: str, servers: Set[str
                 RedisDispatcher(url, prefix=prefix, database=clock.now),
                 claimer,
                 RedisLeadership(url, prefix=prefix, holder=process, ttl=config.manager.leader_ttl),
-                ClaimNew(main),
+                new,
+                new.release,
             )
         )
     return shards

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
-from fairlead.dispatch.port import Claim, Lease, Offer, Release
+from fairlead.dispatch.port import Claim, Lease, Offer, Release, ServiceSnapshot
+from fairlead.dispatch.redis import RedisDispatcher
 from fairlead.dispatch.redis.claim_new import MOST, ClaimNew
 from fairlead.domain.groups import GroupRules
 from fairlead.domain.rates import Rate
 from fairlead.domain.rules import Order, ServiceRules
-from tests.contract.dispatchers import QueueHarness, claimed_new
+from fairlead.errors import Unavailable
+from tests.contract.dispatchers import ENGINES, FakeClock, QueueHarness, claimed_new
 
 
 async def nothing_waits(queue: QueueHarness, *jobs: str) -> None:
@@ -140,8 +144,125 @@ async def test_new_steps_of_pools_regions_and_fifo_lanes_are_left_to_claims(
     assert await queue.claim_new("new") is None
 
 
+async def shown(queue: QueueHarness) -> ServiceSnapshot:
+    """Without what each engine numbers for itself."""
+    seen = await queue.see()
+    users = [replace(user, arrival=min(1, user.arrival)) for user in seen.users]
+    return replace(seen, leases=(), users=tuple(sorted(users, key=lambda user: (user.user_id, user.band))))
+
+
+async def test_new_steps_are_granted_and_charged_alike_by_both_dispatchers() -> None:
+    """Redis grants a step that is alone without queueing it."""
+    queues = [QueueHarness(await ENGINES[name](clock), clock) for name in ENGINES for clock in [FakeClock()]]
+    pairs: list[tuple[Lease, ...]] = []
+    draw = random.Random(1)
+    for queue in queues:
+        await queue.open(ServiceRules("s", limit=6, user_limit=3, retries_first=True, cost_unit="tokens"))
+    for number in range(400):
+        user, what, pick, after = draw.choice("abcdefgh"), draw.random(), draw.random(), draw.randrange(96) / 64
+        step = {"band": draw.randrange(1, 4), "rank": draw.randrange(3), "weight": draw.choice([1.0, 2.0])}
+        step["cost"] = draw.choice([None, None, 3.0])
+        for queue in queues:
+            queue.clock.advance(after)
+        if what < 0.5:
+            got = tuple([await queue.claim_new(f"job {number}", user, **step) for queue in queues])
+        elif what < 0.55:
+            for queue in queues:
+                await queue.offer(f"job {number}", user, **step)
+            got = ()
+        elif what < 0.65:
+            got = tuple([(await queue.claim(1) or [None])[0] for queue in queues])  # type: ignore[list-item]
+        else:
+            for queue, lease in zip(queues, pairs.pop(int(pick * len(pairs))) if pairs else (), strict=False):
+                await queue.end(lease)
+            got = ()
+        assert [lease is None for lease in got] in ([], [True, True], [False, False])
+        pairs += [got] if got and got[0] else []  # type: ignore[list-item]
+        memory, redis = [await shown(queue) for queue in queues]
+        assert memory == redis
+    for queue in queues:
+        await queue.dispatcher.close()
+
+
+async def release_with_new(opened: QueueHarness, **limits: int) -> tuple[ClaimNew, Lease, list[Release]]:
+    """A lease of a new step, and the list of the releases that are made at once."""
+    assert isinstance(opened.dispatcher, RedisDispatcher)
+    await opened.open(ServiceRules("s", limit=limits.get("limit", 2)))
+    claim_new = ClaimNew(opened.dispatcher, rest=0.0)
+    lease = await claimed_new(claim_new, new_step("a"))
+    assert lease is not None
+    return claim_new, lease, []
+
+
+def new_step(job: str) -> Offer:
+    return Offer(job, 1, "s", "ann", 2, 0, 0, 0)
+
+
+def release_of(lease: Lease) -> Release:
+    return Release(lease.name, "s", scope=lease.scope)
+
+
+@pytest.mark.parametrize("queue", ["redis"], indirect=True)
+async def test_a_slot_is_released_with_the_next_new_step(queue: QueueHarness) -> None:
+    claim_new, lease, at_once = await release_with_new(queue)
+    claim_new.release(release_of(lease), "w", at_once.append)
+    second = await claimed_new(claim_new, new_step("b"))
+    assert [each.name for each in (await queue.see()).leases] == [second and second.name]
+    await asyncio.sleep(0.05)
+    assert at_once == []
+
+
+@pytest.mark.parametrize("queue", ["redis"], indirect=True)
+async def test_a_slot_is_released_at_once_if_all_are_taken_or_a_step_waits(queue: QueueHarness) -> None:
+    claim_new, lease, at_once = await release_with_new(queue, limit=1)
+    claim_new.release(release_of(lease), "w", at_once.append)
+    assert at_once == [release_of(lease)]
+
+
+@pytest.mark.parametrize("queue", ["redis"], indirect=True)
+async def test_a_slot_is_released_soon_although_no_new_step_arrives(queue: QueueHarness) -> None:
+    claim_new, lease, at_once = await release_with_new(queue)
+    claim_new.release(release_of(lease), "w", at_once.append)
+    assert at_once == []
+    async with asyncio.timeout(5):
+        while not at_once:
+            await asyncio.sleep(0.001)
+
+
+@pytest.mark.parametrize("queue", ["redis"], indirect=True)
+async def test_a_slot_whose_release_fails_with_new_steps_is_released_at_once(
+    queue: QueueHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claim_new, lease, at_once = await release_with_new(queue)
+
+    async def run(*_: object) -> None:
+        raise Unavailable("no reply")
+
+    claim_new.release(release_of(lease), "w", at_once.append)
+    with monkeypatch.context() as failing:
+        failing.setattr(claim_new._scopes, "run", run)
+        assert await claimed_new(claim_new, new_step("b")) is None
+    assert at_once == [release_of(lease)]
+
+
+@pytest.mark.parametrize("queue", ["redis"], indirect=True)
+async def test_a_slot_of_a_service_that_moved_into_a_pool_is_released_with_new_steps(queue: QueueHarness) -> None:
+    """The scope of the pool grants no new step, and still releases what it is sent."""
+    assert isinstance(queue.dispatcher, RedisDispatcher)
+    await queue.open(ServiceRules("s", limit=2, pool="p"), pools={"p": 2})
+    await queue.offer("queued")
+    lease = await queue.take()
+    claim_new = ClaimNew(queue.dispatcher, rest=0.0)
+    claim_new._idle_until["s"] = float("inf")
+    claim_new.release(release_of(lease), "w", lambda release: None)
+    assert await claimed_new(claim_new, new_step("b")) is None
+    assert (await queue.see()).leases == ()
+
+
 class Failing(ClaimNew):
-    async def _claim(self, scope: str, worker: str, offers: Sequence[Offer]) -> list[Lease | None]:
+    async def _claim(
+        self, scope: str, worker: str, offers: Sequence[Offer], releases: Sequence[Release]
+    ) -> tuple[list[Lease | None], bool]:
         raise ValueError("a reply that cannot be decoded")
 
 

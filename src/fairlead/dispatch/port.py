@@ -346,6 +346,10 @@ ClaimNew = Callable[[Offer, str, Granted], None]
 """Claims a step before it is in the queue, for the worker of this name, and calls `Granted` with the lease, at once if
 the dispatcher is in this process. Calls it with None, and leaves nothing behind, if the step is not the next one of its
 service now: because of a limit, a rate, a pause, or another step."""
+ReleaseAtOnce = Callable[[Release], None]
+ReleaseWithNew = Callable[[Release, str, ReleaseAtOnce], None]
+"""Releases a slot of the worker of this name together with the next new steps. Calls `ReleaseAtOnce` instead if another
+step may wait for the slot, if no new steps arrive within milliseconds, or if their claim fails."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -363,3 +367,4 @@ class Shard:
     new_dispatcher: Callable[[], Dispatcher]
     leadership: Leadership | None = None
     claim_new: ClaimNew | None = None
+    release_with_new: ReleaseWithNew | None = None

@@ -194,9 +194,9 @@ class ClaimTargets:
 class HeldLeases:
     """The leases that a worker holds. Each takes one unit of the budget until it is released or dropped."""
 
-    def __init__(self, budget: ConcurrencyBudget, claims: ClaimLoop, targets: ClaimTargets) -> None:
+    def __init__(self, budget: ConcurrencyBudget, release: Callable[[Release], None], targets: ClaimTargets) -> None:
         self._budget = budget
-        self._claims = claims
+        self._release = release
         self._targets = targets
         self._leases: dict[str, Lease] = {}
 
@@ -230,7 +230,7 @@ class HeldLeases:
         `sent` how many seconds after the claim it was sent; None means that this is unknown."""
         if self.drop(lease.name):
             self._targets.by((lease.service,))
-            self._claims.release(Release(lease.name, lease.service, refund, lease.scope, failed, used, sent))
+            self._release(Release(lease.name, lease.service, refund, lease.scope, failed, used, sent))
 
 
 class StartGate:

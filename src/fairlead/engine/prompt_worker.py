@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any
 
 from fairlead import failpoints
-from fairlead.dispatch.port import ClaimNew, Lease
+from fairlead.dispatch.port import ClaimNew, Lease, Release, ReleaseWithNew
 from fairlead.domain.job import JobStatus
 from fairlead.domain.transitions import Submit
 from fairlead.engine.claim_loop import UNLIMITED
@@ -34,9 +34,12 @@ _Caller = asyncio.Future[Outcome | None]
 
 
 class PromptWorker(Worker):
-    def __init__(self, *args: Any, claim_new: ClaimNew, **options: Any) -> None:
+    def __init__(
+        self, *args: Any, claim_new: ClaimNew, release_with_new: ReleaseWithNew | None = None, **options: Any
+    ) -> None:
         super().__init__(*args, **options)
         self._claim_new = claim_new
+        self._release_with_new = release_with_new
         self._callers: set[_Caller] = set()
 
     async def submit(self, submit: Submit) -> Outcome | None:
@@ -95,6 +98,12 @@ class PromptWorker(Worker):
             self._group_commit.write_chain(submit, self._starter.start_of(lease), written)
         except Unavailable as error:
             written([error, error])
+
+    def _release_slot(self, release: Release) -> None:
+        if self._release_with_new is None or self.draining or release.service in self._rules.current.elsewhere:
+            super()._release_slot(release)
+        else:
+            self._release_with_new(release, self.name, super()._release_slot)
 
     def _answer(self, caller: _Caller, outcome: Outcome | Exception | None) -> None:
         self._callers.discard(caller)

@@ -96,7 +96,8 @@ class ShardRuntime:
         self._dispatchers[id(dispatcher)] = dispatcher
         options: dict[str, Any] = {"dispatcher": dispatcher, "rules": self._rules, "shard": self}
         if self._shard.claim_new is not None:
-            return PromptWorker(self._parts, pool, budget, claim_new=self._shard.claim_new, **options)
+            options |= {"claim_new": self._shard.claim_new, "release_with_new": self._shard.release_with_new}
+            return PromptWorker(self._parts, pool, budget, **options)
         return Worker(self._parts, pool, budget, **options)
 
     def _new_leader(self) -> Leader:

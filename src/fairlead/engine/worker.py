@@ -99,7 +99,7 @@ class Worker:
         self._sent = SentReports(self._loop, dispatcher, rules)
         self._claim_targets = ClaimTargets()
         self.claims = ClaimLoop(self, "claiming")
-        self._leases = HeldLeases(budget, self.claims, self._claim_targets)
+        self._leases = HeldLeases(budget, self._release_slot, self._claim_targets)
         self._gate = StartGate(parts.group_commit, self.wake_all)
         self._starter = Starter(
             parts, self.name, dispatcher, leases=self._leases, gate=self._gate, outcomes=self._outcomes,
@@ -338,6 +338,9 @@ class Worker:
         used = None if run.usage is None else used_units(run.usage, self._services[lease.service].unit)
         self._leases.release(lease, failed=run.region_failed, used=used, sent=run.sent)
         run.call = None  # its reporter refers to the run: a cycle, left to the garbage collector, for every call
+
+    def _release_slot(self, release: Release) -> None:
+        self.claims.release(release)
 
     # ------------------------------------------------------------ leases
 

@@ -1,4 +1,5 @@
-"""Claims steps that are not in the queue yet. Steps that arrive while a call of the script runs share the next one."""
+"""Claims steps that are not in the queue yet. Steps that arrive while a call of the script runs share the next one, and
+slots are released with it: a busy gateway claims a step about as often as one ends."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 
-from fairlead.dispatch.port import Granted, Lease, Offer
+from fairlead.dispatch.port import Granted, Lease, Offer, Release, ReleaseAtOnce
 from fairlead.dispatch.redis import codec
 from fairlead.dispatch.redis.codec import Arg, names
 from fairlead.dispatch.redis.dispatcher import RedisDispatcher
@@ -20,11 +21,19 @@ MOST = 50
 REST_S = 0.1
 """How long new steps of a service go to the queue at once after one of them was not granted: while its slots are taken,
 asking for each step would cost as much as queueing it."""
+IDLE_S = 0.02
+"""How long it counts as known that no step of a service waits and slots are free. Meanwhile no step needs a slot that
+is released late, unless others have just taken the free ones."""
+HOLD_S = 0.005
+"""How long a release waits for new steps at most."""
 
-NOTHING = (0, b"", b"", 0)
+NOTHING = (0, b"", b"", 0, b"")
 """The reply of a scope that grants no new steps."""
 
 _Waiting = tuple[Offer, Granted]
+_Held = tuple[Release, ReleaseAtOnce]
+_Source = tuple[str, str]
+"""A scope and a worker."""
 
 
 class ClaimNew:
@@ -35,9 +44,12 @@ class ClaimNew:
         self._dispatcher = dispatcher
         self._rest = rest
         self._scopes = dispatcher._scopes
-        self._waiting: dict[tuple[str, str], list[_Waiting]] = {}
-        self._calls: dict[tuple[str, str], asyncio.Task[None]] = {}
+        self._waiting: dict[_Source, list[_Waiting]] = {}
+        self._calls: dict[_Source, asyncio.Task[None]] = {}
+        self._held: dict[_Source, list[_Held]] = {}
+        self._timers: dict[_Source, asyncio.TimerHandle] = {}
         self._rests_until: dict[str, float] = {}
+        self._idle_until: dict[str, float] = {}
 
     def __call__(self, offer: Offer, worker: str, granted: Granted) -> None:
         loop = asyncio.get_running_loop()
@@ -49,36 +61,75 @@ class ClaimNew:
         if source not in self._calls:
             self._calls[source] = loop.create_task(self._claim_all(*source))
 
+    def release(self, release: Release, worker: str, at_once: ReleaseAtOnce) -> None:
+        """Release a slot with the next new steps. Passes it to `at_once` if a step may wait for the slot; and later, if
+        no new steps arrive or their claim fails."""
+        loop = asyncio.get_running_loop()
+        source = (self._scopes.of(release.service), worker)
+        if release.scope != source[0] or loop.time() >= self._idle_until.get(release.service, 0.0):
+            at_once(release)
+            return
+        held = self._held.setdefault(source, [])
+        held.append((release, at_once))
+        if len(held) == 1:
+            self._timers[source] = loop.call_later(HOLD_S, self._give_back, source)
+
+    def _give_back(self, source: _Source) -> None:
+        _release_at_once(self._take_held(source))
+
+    def _take_held(self, source: _Source) -> list[_Held]:
+        held = self._held.pop(source, [])
+        if held:
+            self._timers.pop(source).cancel()
+        return held
+
     async def _claim_all(self, scope: str, worker: str) -> None:
-        source, batch = (scope, worker), list[_Waiting]()
+        source, batch, held = (scope, worker), list[_Waiting](), list[_Held]()
         try:
             while waiting := self._waiting.pop(source, None):
                 if len(waiting) > MOST:
                     self._waiting[source] = waiting[MOST:]
-                batch = waiting[:MOST]
-                leases = await self._claim(scope, worker, [offer for offer, _ in batch])
+                batch, held = waiting[:MOST], self._take_held(source)
+                releases = [release for release, _ in held]
+                leases, done = await self._claim(scope, worker, [offer for offer, _ in batch], releases)
+                held = [] if done else _release_at_once(held)
                 batch = _answer(batch, leases)
         finally:
             del self._calls[source]
             rest = [*batch, *self._waiting.pop(source, ())]  # none, unless it failed or was cancelled
+            _release_at_once(held)
             _answer(rest, [None] * len(rest))
 
-    async def _claim(self, scope: str, worker: str, offers: Sequence[Offer]) -> list[Lease | None]:
-        """One call of the script. If it fails, no step is known to be granted: a lease without a holder expires."""
-        dispatcher = self._dispatcher
-        self._scopes.learn(scope, {offer.service for offer in offers})
+    async def _claim(
+        self, scope: str, worker: str, offers: Sequence[Offer], releases: Sequence[Release]
+    ) -> tuple[list[Lease | None], bool]:
+        """One call of the script. Returns the leases, and whether the script has run. If the call fails, no step is
+        known to be granted: a lease without a holder expires."""
+        dispatcher, now, done = self._dispatcher, asyncio.get_running_loop().time, True
+        services = {offer.service for offer in offers}
+        self._scopes.learn(scope, services)
         try:
-            args: list[Arg] = [dispatcher._version_for(offers), worker, scope_mark(scope)]
-            args += codec.offer_args(offers, dispatcher._groups)
+            args: list[Arg] = [dispatcher._version_for(offers), worker, scope_mark(scope), len(offers)]
+            args += codec.offer_args(offers, dispatcher._groups) + codec.release_args(releases)
             reply = (await self._scopes.run("claim_new", {scope: args}))[scope]
         except Unavailable:
-            reply = NOTHING
+            reply, done = NOTHING, False
         dispatcher._wake_for(frozenset(names(reply[1])))
+        idle = names(reply[4])
+        for service in services:
+            self._idle_until[service] = now() + IDLE_S if service in idle else 0.0
         leases = codec.new_grants(reply, offers, worker, scope)
         for offer, lease in zip(offers, leases, strict=True):
             if lease is None:
-                self._rests_until[offer.service] = asyncio.get_running_loop().time() + self._rest
-        return leases
+                self._rests_until[offer.service] = now() + self._rest
+        return leases, done
+
+
+def _release_at_once(held: Sequence[_Held]) -> list[_Held]:
+    """Returns an empty list: no release waits any more."""
+    for release, at_once in held:
+        at_once(release)
+    return []
 
 
 def _answer(waiting: Sequence[_Waiting], leases: Sequence[Lease | None]) -> list[_Waiting]:

@@ -227,7 +227,7 @@ def grants(reply: Sequence[Any], worker: str, scope: str) -> list[Lease]:
 
 def new_grants(reply: Sequence[Any], offers: Sequence[Offer], worker: str, scope: str) -> list[Lease | None]:
     """Decode the leases of new steps. A reply without rows grants none of them."""
-    granted, rows = reply[3] / SECOND, list(_rows(reply[4:], 4)) or [(b"", b"", 0, 0)] * len(offers)
+    granted, rows = reply[3] / SECOND, list(_rows(reply[5:], 4)) or [(b"", b"", 0, 0)] * len(offers)
     return [
         Lease(
             name.decode(), offer.job_id, offer.step, offer.run, offer.service, offer.user_id, worker, granted,

@@ -233,6 +233,19 @@ async def test_a_parked_user_gets_another_chance_when_a_call_is_refunded(queue: 
     assert await queue.claimed() == ["b"]
 
 
+@pytest.mark.parametrize("regions", [{}, {"eu": 4, "us": 4}])
+async def test_a_user_at_the_user_rate_is_parked_by_its_offer_even_if_other_steps_are_runnable(
+    queue: QueueHarness, regions: dict[str, int]
+) -> None:
+    """Its turn then counts from the time at which the rate allows its step, whatever happens in between."""
+    await queue.open(ServiceRules("s", limit=9, user_rate=Rate(requests=1, per=64.0), regions=regions))
+    await queue.offer("ann 0")
+    await queue.take()
+    await queue.offer("bob 0", "bob", band=3)
+    await queue.offer("ann 1")
+    assert {user.user_id: user.parked for user in (await queue.see()).users} == {"ann": True, "bob": False}
+
+
 async def test_a_changed_user_rate_applies_at_once(queue: QueueHarness) -> None:
     await queue.open(ServiceRules("s", limit=9, user_rate=Rate(requests=1, per=64.0)))
     await queue.offer_all("abcd")
@@ -404,6 +417,23 @@ async def test_a_worker_is_woken_when_the_rate_allows_the_next_call(queue: Queue
     queue.clock.advance(1.0 + WIDTH)
     await queue.dispatcher.end_holds()
     assert queue.wakeups() == [{"s"}]
+
+
+async def test_a_worker_is_woken_for_a_large_step_that_was_offered_while_others_were_runnable(
+    queue: QueueHarness,
+) -> None:
+    """It does not fit, and none of the others goes before it."""
+    await queue.open(ServiceRules("s", limit=9, rate=Rate(units=4.0, per=64.0)))
+    await queue.offer("a", cost=2.0)
+    await release(queue, await queue.take())
+    await queue.offer("small", "bob", cost=2.0, band=3)
+    await queue.offer("large", cost=3.0)
+    assert await queue.claimed() == []
+    queue.wakeups()
+    queue.clock.advance(64.0 + WIDTH)
+    await queue.dispatcher.end_holds()
+    assert queue.wakeups() == [{"s"}]
+    assert await queue.claimed() == ["large"]
 
 
 @pytest.mark.parametrize("rules", [{"rate": Rate(requests=1, per=1.0)}, {"user_rate": Rate(requests=1, per=1.0)}])

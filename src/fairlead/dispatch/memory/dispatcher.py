@@ -116,7 +116,7 @@ class MemoryDispatcher(RateOperations):
             # re-enter the band.
             self._leave(queued)
         self._entries[job_id] = entry
-        if moves or not service.runnable:  # a group that the user has joined may be full
+        if moves or service.rates is not None or not service.runnable:  # a full group or a rate may hold the step back
             self._wakeups.touch(service)
         return True
 

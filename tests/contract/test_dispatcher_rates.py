@@ -419,23 +419,6 @@ async def test_a_worker_is_woken_when_the_rate_allows_the_next_call(queue: Queue
     assert queue.wakeups() == [{"s"}]
 
 
-async def test_a_worker_is_woken_for_a_large_step_that_was_offered_while_others_were_runnable(
-    queue: QueueHarness,
-) -> None:
-    """It does not fit, and none of the others goes before it."""
-    await queue.open(ServiceRules("s", limit=9, rate=Rate(units=4.0, per=64.0)))
-    await queue.offer("a", cost=2.0)
-    await release(queue, await queue.take())
-    await queue.offer("small", "bob", cost=2.0, band=3)
-    await queue.offer("large", cost=3.0)
-    assert await queue.claimed() == []
-    queue.wakeups()
-    queue.clock.advance(64.0 + WIDTH)
-    await queue.dispatcher.end_holds()
-    assert queue.wakeups() == [{"s"}]
-    assert await queue.claimed() == ["large"]
-
-
 @pytest.mark.parametrize("rules", [{"rate": Rate(requests=1, per=1.0)}, {"user_rate": Rate(requests=1, per=1.0)}])
 async def test_a_timer_wakes_a_worker(queue: QueueHarness, rules: dict[str, Rate]) -> None:
     """The test's clock stands still, except for the jump that lets the window end."""
@@ -525,6 +508,19 @@ async def test_one_exchange_releases_and_claims_within_the_rate(queue: QueueHarn
     claim = Claim("w", 5, frozenset({"s", "t"}))
     (second,) = await queue.dispatcher.exchange(claim, [Release(lease.name, "s")])
     assert await queue.dispatcher.exchange(claim, [Release(second.name, "s")]) == []
+
+
+@pytest.mark.parametrize("of", ["rate", "user_rate"])
+async def test_an_exchange_that_ends_a_call_sent_longer_ago_than_the_window_claims_the_next(
+    queue: QueueHarness, of: str
+) -> None:
+    await queue.open(ServiceRules("s", limit=9, **{of: Rate(requests=1, per=64.0)}))  # type: ignore[arg-type]
+    await queue.offer_all("ab")
+    lease = await queue.take()
+    queue.clock.advance(64.0 + 0.5 + MARGIN + WIDTH)
+    claim = Claim("w", 1, frozenset("s"))
+    (following,) = await queue.dispatcher.exchange(claim, [Release(lease.name, "s", sent=0.5)])
+    assert following.job_id == "b"
 
 
 @pytest.mark.parametrize(("took", "seconds"), [(200.0, 5.0), (800.0, 20.0), (4000.0, 5.0)])

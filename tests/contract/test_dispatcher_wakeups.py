@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fairlead.dispatch.port import Claim, Release
+from fairlead.domain.rates import Rate
 from fairlead.domain.rules import ServiceRules
 from tests.contract.dispatchers import QueueHarness, open_pool
 
@@ -146,3 +147,20 @@ async def test_a_pools_free_slot_wakes_all_its_services_that_wait(queue: QueueHa
     queue.wakeups()
     await queue.end(lease)
     assert queue.wakeups() == [{"x", "y"}]
+
+
+async def test_a_worker_is_woken_for_a_large_step_that_was_offered_while_others_were_runnable(
+    queue: QueueHarness,
+) -> None:
+    """It does not fit, and none of the others goes before it."""
+    await queue.open(ServiceRules("s", limit=9, rate=Rate(units=4.0, per=64.0)))
+    await queue.offer("a", cost=2.0)
+    await queue.end(await queue.take())
+    await queue.offer("small", "bob", cost=2.0, band=3)
+    await queue.offer("large", cost=3.0)
+    assert await queue.claimed() == []
+    queue.wakeups()
+    queue.clock.advance(65.0)
+    await queue.dispatcher.end_holds()
+    assert queue.wakeups() == [{"s"}]
+    assert await queue.claimed() == ["large"]

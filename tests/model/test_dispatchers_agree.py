@@ -119,6 +119,7 @@ class BothEngines(RuleBasedStateMachine):
         self.groups = dict(RULES_OF_GROUPS)
         self.plan_rates: dict[str, Rate] = {}
         self.members_have_rates = False
+        self.users_have_groups = False
         self.version = 0
         self.epoch = 1
         self.pairs: list[tuple[Lease, Lease]] = []
@@ -149,10 +150,11 @@ class BothEngines(RuleBasedStateMachine):
             self.run(engine.close())
         self.loop.close()
 
-    @initialize(member_rates=st.booleans())
-    def open_all(self, member_rates: bool) -> None:
-        """With rates of plans and groups, users and groups are parked while many steps are granted at once."""
-        self.members_have_rates = member_rates
+    @initialize(member_rates=st.booleans(), groups=st.booleans())
+    def open_all(self, member_rates: bool, groups: bool) -> None:
+        """With rates of plans and groups, users and groups are parked while many steps are granted at once. With groups,
+        most offers move their user to another one."""
+        self.members_have_rates, self.users_have_groups = member_rates, groups
         if member_rates:
             self.plan_rates = {"free": Rate(1, None, 4.0), "gold": Rate(3, 9.0, 8.0)}
             self.groups["acme"] = replace(self.groups["acme"], rate=Rate(3, None, 4.0))
@@ -178,6 +180,8 @@ class BothEngines(RuleBasedStateMachine):
 
     @rule(offers=st.lists(OFFER, min_size=1, max_size=12))
     def offer(self, offers: list[Offer]) -> None:
+        if not self.users_have_groups:
+            offers = [replace(offer, group=None) for offer in offers]
         self.agree(lambda engine, _: engine.offer(offers))
 
     @rule(job=JOB, run=RUN)
@@ -331,7 +335,8 @@ class BothEngines(RuleBasedStateMachine):
         self.agree(lambda engine, _: engine.open_scope(scope, self.epoch))
 
     def restore(self, scope: str, epoch: int, picks: list[int]) -> None:
-        groups = {user: GROUPS[len(user) % len(GROUPS)] for user in USERS}  # the database has the group of every job
+        paths = GROUPS if self.users_have_groups else [None]
+        groups = {user: paths[len(user) % len(paths)] for user in USERS}  # the database has the group of every job
         chosen = {pair[0].name: pair for pick in picks if self.pairs for pair in [self.pairs[pick % len(self.pairs)]]}
         within = [pair for pair in chosen.values() if self.rules[pair[0].service].scope == scope]
 

@@ -249,7 +249,10 @@ class Window:
             self.units += left - closed
             end = (now if sent_at is None else min(now, sent_at + self.margin)) + self.per
             end += -end % self.width
-            if entries and (last := entries[-1])[0] == end:
+            if end <= now:  # it was sent so long ago that it is over
+                self.requests -= 1
+                self.units -= left
+            elif entries and (last := entries[-1])[0] == end:
                 last[1] += 1
                 last[2] += left
             else:

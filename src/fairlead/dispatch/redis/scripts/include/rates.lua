@@ -201,11 +201,12 @@ if scope.rates then
       close(window, units)
       local ends, last = sent_at and math.min(now, sent_at + margin(window)) or now, #window - 2
       ends = ends + window[W_PER]
-      if window[last] == ends + -ends % floor(window[W_PER] / 100) and last >= W_FIRST then
+      ends = ends + -ends % floor(window[W_PER] / 100)
+      if window[last] == ends and last >= W_FIRST then
         -- As `add`, without a call for each call that ends in the same hundredth of `per`.
         window[W_USED], window[W_USED_UNITS] = window[W_USED] + 1, window[W_USED_UNITS] + left
         window[last + 1], window[last + 2] = window[last + 1] + 1, window[last + 2] + left
-      else
+      elseif ends > now then -- otherwise it was sent so long ago that it is over
         add(window, ends - window[W_PER], 1, left)
       end
     end

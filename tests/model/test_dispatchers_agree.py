@@ -152,8 +152,8 @@ class BothEngines(RuleBasedStateMachine):
 
     @initialize(member_rates=st.booleans(), groups=st.booleans())
     def open_all(self, member_rates: bool, groups: bool) -> None:
-        """With rates of plans and groups, users and groups are parked while many steps are granted at once. With groups,
-        most offers move their user to another one."""
+        """With rates of plans and groups, users and groups are parked while many steps are granted at once. With
+        groups, most offers move their user to another one."""
         self.members_have_rates, self.users_have_groups = member_rates, groups
         if member_rates:
             self.plan_rates = {"free": Rate(1, None, 4.0), "gold": Rate(3, 9.0, 8.0)}

@@ -254,3 +254,16 @@ async def test_a_call_that_outlasts_the_window_of_its_group_counts_only_what_it_
         await queue.dispatcher.release([release])
     (use,) = (await queue.see()).rates
     assert (use.requests, use.units) == (0, 6.0)
+
+
+@pytest.mark.parametrize("regions", [{}, {"eu": 4, "us": 4}])
+async def test_a_user_at_the_user_rate_is_parked_by_its_offer_even_if_other_steps_are_runnable(
+    queue: QueueHarness, regions: dict[str, int]
+) -> None:
+    """Its turn then counts from the time at which the rate allows its step, whatever happens in between."""
+    await queue.open(ServiceRules("s", limit=9, user_rate=Rate(requests=1, per=64.0), regions=regions))
+    await queue.offer("ann 0")
+    await queue.take()
+    await queue.offer("bob 0", "bob", band=3)
+    await queue.offer("ann 1")
+    assert {user.user_id: user.parked for user in (await queue.see()).users} == {"ann": True, "bob": False}

@@ -189,6 +189,23 @@ async def test_a_step_that_does_not_fit_waits_and_no_smaller_one_goes_before_it(
     assert await queue.claimed(9) == []
 
 
+@pytest.mark.parametrize("pool", [None, "gpu"])
+@pytest.mark.parametrize("filters", [{"bands": frozenset({3})}, {"regions": frozenset({"us"})}])
+async def test_a_worker_that_cannot_run_the_step_that_does_not_fit_gets_no_smaller_one(
+    queue: QueueHarness, pool: str | None, filters: dict[str, frozenset[object]]
+) -> None:
+    regions = {"eu": 9, "us": 9} if "regions" in filters else {}
+    rules = ServiceRules("s", limit=9, rate=Rate(units=100.0, per=64.0), regions=regions, pool=pool)
+    await queue.open(rules, pools={"gpu": 9})
+    await queue.offer_all("ab", cost=30.0)
+    await queue.offer("large", cost=50.0, region="eu")
+    await queue.offer_all(["small", "smaller"], "bob", cost=1.0, band=3)
+    first, _ = await queue.claim(2)
+    claim = Claim("w", 9, frozenset("s"), **filters)  # type: ignore[arg-type]
+    assert await queue.dispatcher.exchange(claim) == []
+    assert await queue.dispatcher.exchange(claim, [Release(first.name, "s", used=30.0)]) == []
+
+
 async def test_a_step_larger_than_the_window_goes_alone(queue: QueueHarness) -> None:
     await queue.open(ServiceRules("s", limit=9, rate=Rate(units=100.0, per=64.0)))
     await queue.offer("a", cost=1.0)
@@ -231,19 +248,6 @@ async def test_a_parked_user_gets_another_chance_when_a_call_is_refunded(queue: 
     await release(queue, lease, refund=True)
     assert queue.wakeups() == [{"s"}]
     assert await queue.claimed() == ["b"]
-
-
-@pytest.mark.parametrize("regions", [{}, {"eu": 4, "us": 4}])
-async def test_a_user_at_the_user_rate_is_parked_by_its_offer_even_if_other_steps_are_runnable(
-    queue: QueueHarness, regions: dict[str, int]
-) -> None:
-    """Its turn then counts from the time at which the rate allows its step, whatever happens in between."""
-    await queue.open(ServiceRules("s", limit=9, user_rate=Rate(requests=1, per=64.0), regions=regions))
-    await queue.offer("ann 0")
-    await queue.take()
-    await queue.offer("bob 0", "bob", band=3)
-    await queue.offer("ann 1")
-    assert {user.user_id: user.parked for user in (await queue.see()).users} == {"ann": True, "bob": False}
 
 
 async def test_a_changed_user_rate_applies_at_once(queue: QueueHarness) -> None:

@@ -34,18 +34,17 @@ def groups_of_path(service: Service, path: str | None) -> tuple[str, ...]:
     return () if path is None else tuple(MARK + level for level in reversed(levels_of(path)) if level in rated)
 
 
-def if_it_fits(service: Service, pick: Pick) -> Pick | None:
-    """The pick, unless the rate of the service or its pool does not allow it now. Then no other step goes before it,
-    because a large one would never get its turn."""
+def fits(service: Service, pick: Pick) -> bool:
+    """Whether the rates of the service and its pool allow the pick now. If not, no other step goes before it, because a
+    large one would never get its turn."""
     number, lane, user_id, region = pick
     rates = service.rates
-    if rates is None:
-        return pick
+    assert rates is not None
     cost = service.bands[number].lanes[lane].queues[user_id][0][COST]
     units = cost if cost is not None else rates.mean_units or 0
-    if not rates.own.fits(units):
-        return None
-    return None if rates.pool and service.rules.in_pool(region) and not rates.pool.fits(units) else pick
+    return rates.own.fits(units) and not (
+        rates.pool is not None and service.rules.in_pool(region) and not rates.pool.fits(units)
+    )
 
 
 def full_member(service: Service, user_id: str, cost: int | None) -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeAlias
 
-from fairlead.dispatch.memory.rated_service import fitting_regions, if_it_fits, rated_head
+from fairlead.dispatch.memory.rated_service import fitting_regions, rated_head
 from fairlead.dispatch.port import Unserved
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ A plain tuple, because one is made per grant and a named tuple takes five times 
 def pick_of_regions(
     service: Service, bands: tuple[int, ...], regions: frozenset[str] | None, *, pool_full: bool, unserved: Unserved
 ) -> Pick | None:
-    """Implements `Service.pick` for a service with regions. Steps of the unbound lane compete with the steps bound to
+    """Implements `Service._first` for a service with regions. Steps of the unbound lane compete with the steps bound to
     any region that has a free slot. Retries that go first precede all of them."""
     if regions is None:
         unserved = frozenset()  # a worker that claims for any region serves all regions
@@ -56,7 +56,7 @@ def pick_of_regions(
         if heads:
             is_global = number == RETRIES and heads[0][2] is None
             first = heads[0] if is_global else min(heads)
-            return if_it_fits(service, (number, first[2], first[0][-1], first[3]))
+            return number, first[2], first[0][-1], first[3]
     return None
 
 

@@ -21,7 +21,7 @@ from fairlead.dispatch.memory.fair_queue import (
     rekeyed,
 )
 from fairlead.dispatch.memory.groups import Groups
-from fairlead.dispatch.memory.rated_service import if_it_fits, rated_groups, rated_head
+from fairlead.dispatch.memory.rated_service import fits, rated_groups, rated_head
 from fairlead.dispatch.memory.rates import NO_MEMBER_RATES, ServiceRates
 from fairlead.dispatch.memory.region_breaker import RegionBreaker
 from fairlead.dispatch.memory.region_pick import RETRIES as RETRIES
@@ -289,18 +289,31 @@ class Service:
             return None
         if (rates is not None and rates.own.is_full) or (pool_full and rules.pooled_regions is None):
             return None
+        pick = self._first(bands, regions, pool_full, unserved)
+        if pick is None or rates is None or rates.is_plain:
+            return pick
+        if regions is not None or not (self.fifo or bands == ALL_BANDS):
+            # A step that only other workers take holds this one back too, if a rate does not allow it yet.
+            first = self._first(ALL_BANDS, None, pool_full, frozenset())
+            if first is not None and not fits(self, first):
+                return None
+        return pick if fits(self, pick) else None
+
+    def _first(
+        self, bands: tuple[int, ...], regions: frozenset[str] | None, pool_full: bool, unserved: Unserved
+    ) -> Pick | None:
+        """The step that is next, if the rates of the service and its pool allow it."""
         if self.fifo:
             bands = FIFO_BANDS
-        if rules.regions:
+        if self.rules.regions:
             return pick_of_regions(self, bands, regions, pool_full=pool_full, unserved=unserved)
+        rated = self.rates is not None and self.rates.windows
         for number in bands:
             band = self.bands[number]
             if band.waiting:
-                rated = rates is not None and rates.windows
                 head = rated_head(self, band, None) if rated else band.head(None, self.parked)
                 if head is not None:
-                    pick = (number, None, head[-1], None)
-                    return pick if rates is None or rates.is_plain else if_it_fits(self, pick)
+                    return number, None, head[-1], None
         return None
 
     def take(self, pick: Pick) -> tuple[Entry, User, int, int]:

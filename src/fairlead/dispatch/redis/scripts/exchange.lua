@@ -146,7 +146,7 @@ if scope.pool_limit then
 elseif single and rates and not (single.ready or single.touched) then
   -- Its first step does not fit; another band's must not go before it.
   more = 0
-elseif single and (single.regional or admits) then
+elseif single and (single.regional or admits or rates and rates.may_overtake(single, worker.bands)) then
   -- Step by step, because each grant may change which step is next.
   while count < room do
     local chosen = pick(single, worker.bands, worker.regions, nil, worker.unserved)

@@ -49,14 +49,10 @@ local function of_regions()
   return region_functions
 end
 
--- The step that gets the next free slot, or nil. `bands` are in order; `regions` is a set, or nil for all; with
--- `pool_full`, the pool is full and only regions outside it are considered; `unserved` is a set as in exchange.lua, or
--- nil.
-local FIFO_BANDS = { 0, 1 }
-local function pick(service, bands, regions, pool_full, unserved)
-  if not scope.open or service.paused or free_slots(service) <= 0 or (pool_full and not service.partial) then
-    return nil
-  end
+local ALL_BANDS, FIFO_BANDS = { 0, 1, 2, 3 }, { 0, 1 }
+
+-- The step that is next, if the rates of the service and its pool allow it.
+local function first_step(service, bands, regions, pool_full, unserved)
   if service.fifo then
     bands = FIFO_BANDS
   end
@@ -64,13 +60,27 @@ local function pick(service, bands, regions, pool_full, unserved)
     return of_regions().pick(service, bands, regions, pool_full, unserved)
   end
   local chosen = pick_unbound(service, bands)
-  if rates then
-    while chosen and rates.parks(service, chosen.lane, chosen.user) do
-      chosen = pick_unbound(service, bands)
-    end
-    if chosen and not rates.fits(service, chosen.lane, chosen.user) then
-      return nil
-    end
+  while chosen and rates and rates.parks(service, chosen.lane, chosen.user) do
+    chosen = pick_unbound(service, bands)
   end
   return chosen
+end
+
+-- The step that gets the next free slot, or nil. `bands` are in order; `regions` is a set, or nil for all; with
+-- `pool_full`, the pool is full and only regions outside it are considered; `unserved` is a set as in exchange.lua, or
+-- nil.
+local function pick(service, bands, regions, pool_full, unserved)
+  if not scope.open or service.paused or free_slots(service) <= 0 or (pool_full and not service.partial) then
+    return nil
+  end
+  local chosen = first_step(service, bands, regions, pool_full, unserved)
+  if not chosen or not rates then
+    return chosen
+  end
+  -- A step that only other workers take holds this one back too, if a rate does not allow it yet.
+  local first = rates.may_overtake(service, bands, regions) and first_step(service, ALL_BANDS, nil, pool_full)
+  if first and not rates.fits(service, first) then
+    return nil
+  end
+  return rates.fits(service, chosen) and chosen or nil
 end

@@ -52,7 +52,7 @@ local function free_regions(service, regions, pool_full)
   return free, probes_first
 end
 
--- Implements `pick` for a service with regions. The unbound lane competes with the lanes of all regions that have a
+-- Implements `first_step` for a service with regions. The unbound lane competes with the lanes of all regions that have a
 -- free slot; retries that go first precede all of them. A search for the first head from the start of a lane finds a
 -- head of that lane or, if the lane is empty, of the next one.
 local function pick_of_regions(service, bands, regions, pool_full, unserved)
@@ -92,7 +92,7 @@ local function pick_of_regions(service, bands, regions, pool_full, unserved)
       end
     end
     if best then
-      return (not rates or rates.fits(service, best.lane, best.user, best.region)) and best or nil
+      return best
     end
   end
 end

@@ -533,6 +533,13 @@ if scope.rates then
       return parks or of and counts_units(of), parks
     end,
 
+    -- Whether a claim that leaves out some bands or regions could overtake a step that the rate of the service or its pool
+    -- does not allow yet.
+    may_overtake = function(service, bands, regions)
+      local of = state.s[service.name]
+      return of and (regions or not service.fifo and #bands < 4) and (state.p or of.o[W_UNITS] < MIDDLE)
+    end,
+
     -- Whether `admits` and `granted` depend on more of a step than its user.
     needs_entries = function(service)
       local of = state.s[service.name]
@@ -584,15 +591,15 @@ if scope.rates then
       return node ~= nil
     end,
 
-    -- Whether the rates of the service and its pool allow the first step of a user.
-    fits = function(service, lane, user_id, region)
+    -- Whether the rates of the service and its pool allow the chosen step.
+    fits = function(service, chosen)
       local of = state.s[service.name]
       if not of then
         return true
       end
-      local units = units_at(service, lane, user_id)
+      local units = units_at(service, chosen.lane, chosen.user)
       return window_fits(of.o, units)
-        and not (state.p and scope.pool_limit and in_pool(service, region) and not window_fits(state.p, units))
+        and not (state.p and scope.pool_limit and in_pool(service, chosen.region) and not window_fits(state.p, units))
     end,
 
     -- Those of the regions whose rate allows the first step of a user.

@@ -1,7 +1,6 @@
 -- The end of a script: write the changes, determine which services became runnable, and send wakeups.
 
 --- @const WAITER_MEMORY 30000000
-local ALL_BANDS = { 0, 1, 2, 3 }
 
 local function save_service(service)
   local k = service.keys

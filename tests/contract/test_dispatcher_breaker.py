@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from fairlead.dispatch.port import Lease, RegionSnapshot
+from fairlead.domain.rates import Rate
 from fairlead.domain.rules import ServiceRules, lane_of
 from tests.contract.dispatchers import QueueHarness
 
@@ -58,8 +61,9 @@ async def test_an_unknown_outcome_is_not_a_failure(queue: QueueHarness) -> None:
     assert (await region(queue, "us")).failures == 0
 
 
-async def test_after_its_rest_exactly_one_call_probes_a_region(queue: QueueHarness) -> None:
-    await opened(queue)
+@pytest.mark.parametrize("rate", [None, Rate(requests=99, per=640.0)])
+async def test_after_its_rest_exactly_one_call_probes_a_region(queue: QueueHarness, rate: Rate | None) -> None:
+    await opened(queue, replace(RULES, rate=rate))
     await fail(queue, "us", 2)
     await queue.offer_all("abc", region="us")
     queue.clock.advance(8 - 1 / 64)

@@ -289,15 +289,14 @@ class Service:
             return None
         if (rates is not None and rates.own.is_full) or (pool_full and rules.pooled_regions is None):
             return None
-        pick = self._first(bands, regions, pool_full, unserved)
-        if pick is None or rates is None or rates.is_plain:
-            return pick
-        if regions is not None or not (self.fifo or bands == ALL_BANDS):
-            # A step that only other workers take holds this one back too, if a rate does not allow it yet.
+        may_hold_back = rates is not None and not rates.is_plain
+        if may_hold_back and (regions is not None or not (self.fifo or bands == ALL_BANDS)):
+            # A step that only other workers take holds all others back too, if a rate does not allow it yet.
             first = self._first(ALL_BANDS, None, pool_full, frozenset())
             if first is not None and not fits(self, first):
                 return None
-        return pick if fits(self, pick) else None
+        pick = self._first(bands, regions, pool_full, unserved)
+        return None if may_hold_back and pick is not None and not fits(self, pick) else pick
 
     def _first(
         self, bands: tuple[int, ...], regions: frozenset[str] | None, pool_full: bool, unserved: Unserved

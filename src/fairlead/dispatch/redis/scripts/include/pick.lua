@@ -73,14 +73,16 @@ local function pick(service, bands, regions, pool_full, unserved)
   if not scope.open or service.paused or free_slots(service) <= 0 or (pool_full and not service.partial) then
     return nil
   end
-  local chosen = first_step(service, bands, regions, pool_full, unserved)
-  if not chosen or not rates then
-    return chosen
+  if rates and rates.may_overtake(service, bands, regions) then
+    -- A step that only other workers take holds all others back too, if a rate does not allow it yet.
+    local first = first_step(service, ALL_BANDS, nil, pool_full)
+    if first and not rates.fits(service, first) then
+      return nil
+    end
   end
-  -- A step that only other workers take holds this one back too, if a rate does not allow it yet.
-  local first = rates.may_overtake(service, bands, regions) and first_step(service, ALL_BANDS, nil, pool_full)
-  if first and not rates.fits(service, first) then
+  local chosen = first_step(service, bands, regions, pool_full, unserved)
+  if chosen and rates and not rates.fits(service, chosen) then
     return nil
   end
-  return rates.fits(service, chosen) and chosen or nil
+  return chosen
 end

@@ -13,8 +13,7 @@ from fairlead.dispatch.port import Release
 from fairlead.dispatch.redis.codec import release_args
 from fairlead.domain import cost_expression
 from fairlead.domain.config import Config, ServiceConfig
-from fairlead.domain.cost_expression import CostError
-from fairlead.domain.costs import used_units
+from fairlead.domain.costs import CostError, used_units
 from fairlead.domain.job import Job
 from fairlead.domain.openai import FrontRequest, estimated_tokens
 from fairlead.domain.rates import UNITS, RateOf
@@ -177,6 +176,11 @@ def test_a_broken_expression_and_a_charge_without_its_unit_are_refused_at_start(
             service(cost=never)
     with pytest.raises(ValidationError, match="cost: a number is too large"):
         service(cost="9**9**9**9")
+    for never in ("-1", "2 - 2", "1e9 + 1"):
+        with pytest.raises(ValidationError, match="cost: the cost must be more than 0 and at most 1000000000, not"):
+            service(cost=never)
+    with pytest.raises(ValidationError, match="cost: 'free' is text, not a number"):
+        service(cost="'free'")
     with pytest.raises(ValidationError, match='charge = "tokens" needs cost_unit = "tokens", but it is "seconds"'):
         service(charge="tokens")
     assert service(charge="tokens", cost_unit="tokens").rules("flux").charge == "tokens"

@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from fairlead.domain.config_types import FUNCTION
+from fairlead.domain.costs import CostError, checked_cost
 from fairlead.domain.validation import json_type
 
 MAX_LENGTH = 500
@@ -45,10 +46,6 @@ _COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
 _EQUALITIES: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {ast.Eq: operator.eq, ast.NotEq: operator.ne}
 
 
-class CostError(ValueError):
-    """The expression is not valid, or cannot be computed for an input. The message says why."""
-
-
 class _Missing(CostError):
     """The input lacks a field."""
 
@@ -66,6 +63,8 @@ def parsed(text: str) -> Callable[[Any], float]:
         if isinstance(node, ast.BinOp) and _is_constant(node.right):
             left = node.left if _is_constant(node.left) else ast.Constant(1.0)
             _computed(_number_part(ast.BinOp(left, node.op, node.right), 0), None)
+    if _is_constant(tree.body):
+        checked_cost(_computed(whole, None))
     return lambda params: _computed(whole, params)
 
 

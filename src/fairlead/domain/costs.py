@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-from fairlead.domain.cost_expression import CostError
 from fairlead.domain.usage import Usage
 from fairlead.domain.validation import json_type
 
@@ -59,6 +58,10 @@ class Ratio:
     def of(self, under: int, steps: int = 1) -> int:
         """The amount that corresponds to `under`, the sum of `steps` steps. Some call must have been measured."""
         return int(min(float(under) * self.over / self.under, steps * _LONGEST))
+
+
+class CostError(ValueError):
+    """An expression is not valid, or a cost cannot be computed for an input. The message says why."""
 
 
 CostHook: TypeAlias = Callable[[Any], float | None]

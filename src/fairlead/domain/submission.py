@@ -15,8 +15,7 @@ from uuid_utils import uuid7
 
 from fairlead.domain.config import Config
 from fairlead.domain.config_checks import known, spelled
-from fairlead.domain.cost_expression import CostError
-from fairlead.domain.costs import CostHook, checked_cost
+from fairlead.domain.costs import CostError, CostHook, checked_cost
 from fairlead.domain.fast_dataclass import fast_dataclass
 from fairlead.domain.job import Job, Priority, PrioritySource
 from fairlead.domain.json_codec import NotJson, to_json

@@ -122,6 +122,13 @@ async def test_parts_of_a_file_and_conditions(site: Site) -> None:
     for given in (tag, f'W/{tag}, "x"', "*"):
         response = await site.client.get(url, headers={"If-None-Match": given})
         assert (response.status_code, response.content) == (304, b"")
+    for given in (tag, f'"x" , {tag}', "*"):
+        response = await site.client.get(url, headers={"If-Match": given})
+        assert (response.status_code, response.content) == (200, CONTENT)
+    for given in ('"x"', f"W/{tag}", ""):  # weak tags match nothing, and If-Match goes before the others
+        response = await site.client.get(url, headers={"If-Match": given, "If-None-Match": tag, "Range": "bytes=0-9"})
+        assert (response.status_code, response.json()["code"]) == (412, "precondition_failed")
+        assert (await site.client.head(url, headers={"If-Match": given})).status_code == 412
     head = await site.client.head(url)
     assert (head.status_code, head.content, head.headers["content-length"]) == (200, b"", "2048")
     empty = await upload(site.client, b"")
@@ -315,13 +322,19 @@ async def test_a_user_may_keep_so_many_bytes(make_site: MakeSite, monkeypatch: p
     assert (begun.status_code, begun.json()["code"]) == (413, "file_quota"), "nothing is left"
     await site.client.delete(f"/api/v1/files/{kept['id']}")
     await upload(site.client, b"c" * 600, user_id="ada")
-    output = {"filename": "a", "user_id": "eve", "purpose": "batch_output"}  # results of batches do not count
+
+
+@pytest.mark.parametrize("purpose", ["value", "result", "batch_output"])
+async def test_no_upload_has_a_purpose_of_files_that_jobs_and_batches_make(site: Site, purpose: str) -> None:
+    fields = {"filename": "a", "user_id": "eve", "purpose": purpose}
     for refused in (
-        await site.client.post("/api/v1/files", params=output, content=b"c"),
-        await site.client.post("/api/v1/uploads", json=output),
-        await site.client.post("/api/v1/files", files={"file": ("a", b"c"), "purpose": (None, "batch_output")}),
+        await site.client.post("/api/v1/files", params=fields, content=b"c"),
+        await site.client.post("/api/v1/uploads", json=fields),
+        await site.client.post("/api/v1/files", files={"file": ("a", b"c"), "purpose": (None, purpose)}),
     ):
-        assert (refused.status_code, refused.json()["code"]) == (422, "invalid_input"), refused.text
+        problem = refused.json()
+        assert (refused.status_code, problem["code"], problem["pointer"]) == (422, "invalid_input", "/purpose")
+        assert "give upload, or any other name" in problem["detail"]
 
 
 async def test_files_are_listed_page_by_page(site: Site) -> None:
@@ -344,6 +357,7 @@ async def test_a_file_that_a_job_uses_is_not_deleted(site: Site) -> None:
     job_id = await site.submit(input_data={"image": {"$file": file["id"]}})
     response = await site.client.delete(f"/api/v1/files/{file['id']}")
     assert (response.status_code, response.json()["code"]) == (409, "wrong_state")
+    assert response.json()["title"] == "The current state does not allow this"
     job = await site.app.wait(job_id, 30)
     assert job.result == {"echo": {"image": {"$file": file["id"]}}}
     await site.app.delete(job_id)

@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 
 from fairlead.artifacts.files import Files, disposition
 from fairlead.domain.files import OCTETS, File
-from fairlead.gateway.problems import RangeNotSatisfiable
+from fairlead.gateway.problems import PreconditionFailed, RangeNotSatisfiable
 from fairlead.gateway.request_middleware import headers_of
 
 # Types that a browser may show without running anything in them. All others are downloaded.
@@ -60,6 +60,8 @@ async def respond(request: Request, files: Files, file: File) -> Response:
         "Content-Security-Policy": POLICY,
         "Content-Disposition": disposition(file, attachment=not _SHOWN.fullmatch(type_.partition(";")[0])),
     }
+    if b"if-match" in asked and not _matches(asked[b"if-match"], tag, weakly=False):
+        raise PreconditionFailed(f"the file has the ETag {tag}, which If-Match does not name")
     if _matches(asked.get(b"if-none-match"), tag):
         return Response(None, 304, headers)
     size = file.size or 0
@@ -78,10 +80,10 @@ async def respond(request: Request, files: Files, file: File) -> Response:
     return ContentResponse(files.read(file, start, end), status, headers, type_)
 
 
-def _matches(given: bytes | None, tag: str) -> bool:
+def _matches(given: bytes | None, tag: str, *, weakly: bool = True) -> bool:
     if given is None:
         return False
-    tags = [each.strip().removeprefix(b"W/") for each in given.split(b",")]
+    tags = [each.strip().removeprefix(b"W/" if weakly else b"") for each in given.split(b",")]
     return b"*" in tags or tag.encode() in tags
 
 

@@ -25,7 +25,7 @@ from fairlead.gateway import models_files, request_parsing, uploads
 from fairlead.gateway.file_content import respond
 from fairlead.gateway.openapi import ONE_JOB, WITH_BODY, body, documented, header
 from fairlead.gateway.permissions import caller_of, user_in_reach
-from fairlead.gateway.problems import Forbidden, RangeNotSatisfiable
+from fairlead.gateway.problems import Forbidden, PreconditionFailed, RangeNotSatisfiable
 from fairlead.gateway.responses import fairlead_of, json_response
 
 FILES = "/api/v1/files"
@@ -33,6 +33,9 @@ UPLOADS = "/api/v1/uploads"
 CONTENT = "/files"
 FORM_OVERHEAD = 64 * 1024
 """What a form may have besides its file, in bytes."""
+
+_MADE = (domain.VALUE, domain.RESULT, OUTPUT)
+"""The purposes that no upload has. Some of these files do not count in `artifacts.max_user_bytes`."""
 
 router = APIRouter(tags=["files"])
 
@@ -152,8 +155,9 @@ def _new(request: Request, fields: models_files.UploadQuery | models_files.Uploa
 
 
 def _purpose(fields: models_files.UploadQuery | models_files.UploadRequest) -> str:
-    if fields.purpose == OUTPUT:  # such files do not count in `artifacts.max_user_bytes`
-        raise InvalidInput(f"the purpose {OUTPUT} is that of the results of batches", pointer="/purpose")
+    if fields.purpose in _MADE:
+        text = f"the purpose {fields.purpose} is that of files that jobs and batches make"
+        raise InvalidInput(f"{text}; give {domain.UPLOAD}, or any other name", pointer="/purpose")
     return domain.check_purpose(fields.purpose)
 
 
@@ -293,10 +297,11 @@ async def delete_file(request: Request, file_id: str) -> Response:
     CONTENT + "/{file_id}",
     summary="The content of a file",
     operation_id="get_file_content",
-    description="With a key, or with the ticket of a file's `url`. Supports `Range`, `If-Range` and `If-None-Match`.",
+    description="With a key, or with the ticket of a file's `url`. Supports `Range`, `If-Range`, `If-Match` and "
+    "`If-None-Match`.",
     response_class=Response,
     responses={
-        **documented(200, None, "The content.", *ONE_JOB, RangeNotSatisfiable),
+        **documented(200, None, "The content.", *ONE_JOB, PreconditionFailed, RangeNotSatisfiable),
         206: {"description": "The part that `Range` asks for."},
         304: {"description": "The client has this content already."},
         307: {"description": "With `artifacts.presign`: where the object store has it."},

@@ -75,6 +75,11 @@ class HeadTimeout(RequestError):
     status = 408
 
 
+class PreconditionFailed(RequestError):
+    code = "precondition_failed"
+    status = 412
+
+
 class UrlTooLong(RequestError):
     code = "url_too_long"
     status = 414
@@ -169,8 +174,9 @@ TITLES = {
     "head_timeout": "The request did not arrive in time",
     "url_too_long": "The URL is too long",
     "head_too_large": "The headers are too large",
-    "wrong_state": "The state of the job does not allow this",
+    "wrong_state": "The current state does not allow this",
     "budget_spent": "A budget is spent",
+    "precondition_failed": "A condition of the request is not met",
     "too_large": "The body is too large",
     "file_quota": "The files of this user keep too many bytes",
     "unsupported_media_type": "The media type of the body is not supported",

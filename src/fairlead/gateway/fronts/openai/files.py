@@ -23,7 +23,7 @@ from fairlead.gateway.fronts.callers import USER_HEADER, user_of
 from fairlead.gateway.fronts.openai.errors import PREFIX
 from fairlead.gateway.openapi import WITH_BODY, header, in_openai_shape
 from fairlead.gateway.permissions import caller_of
-from fairlead.gateway.problems import RangeNotSatisfiable
+from fairlead.gateway.problems import PreconditionFailed, RangeNotSatisfiable
 from fairlead.gateway.request_middleware import headers_of
 from fairlead.gateway.responses import fairlead_of, json_response
 
@@ -172,7 +172,7 @@ async def _file(request: Request, file_id: str) -> File:
     openapi_extra={"parameters": [_USER]},
     response_class=Response,
     responses={
-        **in_openai_shape(None, "The content.", InvalidInput, NotFound, RangeNotSatisfiable),
+        **in_openai_shape(None, "The content.", InvalidInput, NotFound, PreconditionFailed, RangeNotSatisfiable),
         206: {"description": "The part that `Range` asks for."},
         304: {"description": "The client has this content already."},
         307: {"description": "With `artifacts.presign`: where the object store has it."},

@@ -132,8 +132,8 @@ async def test_a_caller_whose_start_has_not_begun_is_refused_when_the_worker_clo
         [worker] = front.app._runtime.node.workers
         record = await front.app._runtime.store.get(job_id)
         job = replace(record.job, id=str(uuid4()), status=JobStatus.PENDING, run=0, attempt=0)
-        submitting = asyncio.create_task(worker.submit(transitions.submit(job, "{}", now=job.created_at, waits={})))
-        await asyncio.sleep(0)  # it has asked for a slot, and has got no further
+        # It has asked for a slot, and has got no further.
+        submitting = worker.submit(transitions.submit(job, "{}", now=job.created_at, waits={}))
         await worker.close()
         async with asyncio.timeout(5):
             with pytest.raises(Unavailable):

@@ -237,7 +237,7 @@ class Carried:
 
 async def test_a_caller_that_awaits_an_end_gets_it_as_it_was_written() -> None:
     hub = Hub()
-    end = hub.await_end("j1")
+    end = hub.await_end("j1", asyncio.get_running_loop())
     ended = EndedJob("j1", JobStatus.COMPLETED, Priority.MEDIUM, {"a": 1})
     hub.end_written("j2", ended)
     assert not end.done()
@@ -250,7 +250,7 @@ async def test_a_caller_that_awaits_an_end_gets_it_as_it_was_written() -> None:
 async def test_an_end_in_another_process_must_be_read_and_costs_no_subscription() -> None:
     hub, carrier = Hub(), Carried()
     hub.connect(carrier)
-    first, second = hub.await_end("j1"), hub.await_end("j1")
+    first, second = hub.await_end("j1", asyncio.get_running_loop()), hub.await_end("j1", asyncio.get_running_loop())
     assert carrier.topics == []
     assert hub.is_watched_here("j1")
     hub.ended("j1", 0.0)
@@ -259,7 +259,7 @@ async def test_an_end_in_another_process_must_be_read_and_costs_no_subscription(
 
 async def test_callers_that_await_an_end_are_dismissed_when_the_process_stops() -> None:
     hub = Hub()
-    end = hub.await_end("j1")
+    end = hub.await_end("j1", asyncio.get_running_loop())
     hub.dismiss()
     with pytest.raises(ShuttingDown):
         await end

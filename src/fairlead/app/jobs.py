@@ -34,6 +34,7 @@ from fairlead.domain.validation import check_id, check_text, moment
 from fairlead.domain.views import EndedJob, JobView, RetriedJob, Why
 from fairlead.domain.waiting_timers import with_start_timeout
 from fairlead.engine.events import ShuttingDown, SlowConsumer, Subscription, output_topic_of
+from fairlead.engine.step_run import TimeoutGroup
 from fairlead.errors import InvalidInput, NotFound, TooManyReaders, Unavailable
 from fairlead.observe.explain import Explainer
 from fairlead.store.group_commit import RecordReader
@@ -46,12 +47,15 @@ NEW_S = 0.25
 
 MOST_IN_A_SNAPSHOT = 100
 
+_End = asyncio.Future[EndedJob | None]
+
 
 class Jobs:
     def __init__(self, runtime: Runtime, commands: JobCommands) -> None:
         self._runtime = runtime
         self._commands = commands
         self._new = NewJobs(runtime)
+        self._end_timeouts: dict[tuple[asyncio.AbstractEventLoop, float], TimeoutGroup[_End]] = {}
         self._records = RecordReader(lambda job_ids: runtime.store.get_records(job_ids))
 
     # ------------------------------------------------------------ submit
@@ -253,23 +257,20 @@ class Jobs:
         a job that runs in this process is passed on once it is committed, without reading it. If this process stops,
         the job is returned as it is."""
         hub, loop = self._runtime.hub, asyncio.get_running_loop()
-        end, heard = hub.await_end(job_id), True
-
-        def stop_waiting() -> None:
-            nonlocal heard
-            heard = False
-            if not end.done():
-                end.set_result(None)
-
-        timer = loop.call_later(within, stop_waiting)
+        end, timeouts = hub.await_end(job_id, loop), self._end_timeouts.get((loop, within))
+        if timeouts is None:
+            timeouts = self._end_timeouts[loop, within] = TimeoutGroup(loop, within, _stop_waiting)
+        timeouts.on(end)
         try:
             ended = await end
+        except TimeoutError:
+            return None
         except ShuttingDown:
             return EndedJob.of_view(await self.get(job_id))
         finally:
-            timer.cancel()
+            timeouts.off(end)
             hub.forget_end(job_id, end)
-        if ended is None and heard:
+        if ended is None:
             job = await self.get_without_attempts(job_id)
             ended = EndedJob.of_view(job) if job.status.finished else None
         return ended
@@ -412,6 +413,11 @@ def filter_of(
         created_from=None if since is None else moment(since, "since"),
         created_before=None if until is None else moment(until, "until"),
     )
+
+
+def _stop_waiting(end: _End) -> None:
+    if not end.done():
+        end.set_exception(TimeoutError())
 
 
 async def _until_terminal(subscription: Subscription, timeout: float | None) -> None:

@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 from fairlead.dispatch.port import Dispatcher, Lease, Release
@@ -19,7 +20,7 @@ from fairlead.domain.job import Job
 from fairlead.domain.rules import Rules
 from fairlead.domain.transitions import Start
 from fairlead.engine.parts import EngineParts
-from fairlead.engine.step_run import OutcomeMapper
+from fairlead.engine.step_run import OutcomeMapper, TimeoutGroup
 from fairlead.errors import StoreError, Unavailable
 from fairlead.executors.factory import reaches
 from fairlead.log_fields import about
@@ -208,7 +209,8 @@ class HeldLeases:
         return list(self._leases)
 
     def add(self, leases: Iterable[Lease]) -> None:
-        self._leases.update((lease.name, lease) for lease in leases)
+        for lease in leases:
+            self._leases[lease.name] = lease
 
     def drop(self, name: str) -> bool:
         """Stop renewing this lease and give back its unit of the budget. Returns False if the lease was not held."""
@@ -334,7 +336,9 @@ class Starter:
         self._gate = gate
         self._outcomes = outcomes
         self._spawn = spawn
-        self._loop = asyncio.get_running_loop()
+        self._overdue: TimeoutGroup[partial[None]] = TimeoutGroup(
+            asyncio.get_running_loop(), START_WITHIN, partial.__call__
+        )
 
     async def start(self, leases: Sequence[Lease]) -> list[tuple[Lease, Started]]:
         """Write in one commit that the steps of these leases have started. Returns the steps that have started."""
@@ -343,23 +347,25 @@ class Starter:
         if unreachable:
             self._give_up(unreachable, LookupError("their region is not configured here"))
             leases = [lease for lease in leases if lease not in unreachable]
-        overdue = self.give_up_later(leases)
+        answered = self.give_up_later(leases)
         outcomes: Sequence[Outcome | Exception]
         try:
             outcomes = await self._group_commit.write_each([self.start_of(lease) for lease in leases])
         except Exception as error:  # the group commit is full or closed
             outcomes = [error] * len(leases)
         finally:
-            overdue.cancel()
+            answered()
         return self.started(leases, outcomes)
 
     def start_of(self, lease: Lease) -> Start:
         return start_of(lease, self._worker, self._timeouts[lease.service])
 
-    def give_up_later(self, leases: Sequence[Lease]) -> asyncio.TimerHandle:
-        """Give these steps up if their outcomes have not arrived after `START_WITHIN` seconds. The caller cancels the
-        timer when the outcomes arrive, and passes them to `started` in any case."""
-        return self._loop.call_later(START_WITHIN, self._give_up_overdue, leases)
+    def give_up_later(self, leases: Sequence[Lease]) -> Callable[[], None]:
+        """Give these steps up if their outcomes have not arrived after `START_WITHIN` seconds. The caller calls what is
+        returned when the outcomes arrive, and passes them to `started` in any case."""
+        give_up = partial(self._give_up_overdue, leases)
+        self._overdue.on(give_up)
+        return partial(self._overdue.off, give_up)
 
     def started(self, leases: Sequence[Lease], outcomes: Sequence[Outcome | Exception]) -> list[tuple[Lease, Started]]:
         """Returns the steps that have started. The slots of refused steps are released; steps that could not be written

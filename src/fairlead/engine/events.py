@@ -221,11 +221,11 @@ class Hub:
 
     # ------------------------------------------------------------ callers that await the end of a job
 
-    def await_end(self, job_id: str) -> asyncio.Future[EndedJob | None]:
+    def await_end(self, job_id: str, loop: asyncio.AbstractEventLoop) -> asyncio.Future[EndedJob | None]:
         """A future for the end of a job, for a caller that waits a moment and calls `forget_end` then. Its result is
         None if the caller must read the end. Unlike a reader, it costs no subscription: ends are broadcast to every
         process. Raises ShuttingDown when this process stops."""
-        end: asyncio.Future[EndedJob | None] = asyncio.get_running_loop().create_future()
+        end: asyncio.Future[EndedJob | None] = loop.create_future()
         self._awaited.setdefault(job_id, []).append(end)
         return end
 

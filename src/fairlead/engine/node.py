@@ -284,7 +284,8 @@ class Node:
     async def submit_at_once(self, submit: Submit) -> Outcome | None:
         """Accept a job and start it in the same commit. Returns None, and does nothing, if that is not possible now."""
         for worker in self.workers:
-            if isinstance(worker, PromptWorker) and (outcome := await worker.submit(submit)) is not None:
+            caller = worker.submit(submit) if isinstance(worker, PromptWorker) else None
+            if caller is not None and (outcome := await caller) is not None:
                 return outcome
         return None
 

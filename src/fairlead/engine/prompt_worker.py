@@ -42,9 +42,9 @@ class PromptWorker(Worker):
         self._release_with_new = release_with_new
         self._callers: set[_Caller] = set()
 
-    async def submit(self, submit: Submit) -> Outcome | None:
-        """Accept a job and start it. Returns None, and does nothing, if it cannot be started at once. A start goes on
-        if the caller is cancelled."""
+    def submit(self, submit: Submit) -> _Caller | None:
+        """Accept a job and start it. Returns None, and does nothing, if it cannot be started at once; the result of the
+        future is None if the dispatcher has not granted it a slot. A start goes on if the caller is cancelled."""
         if not self._may_start(submit) or not self._budget.take(self.wake_all, at_most=1):
             return None
         caller: _Caller = self._loop.create_future()
@@ -57,20 +57,21 @@ class PromptWorker(Worker):
         except Exception as error:
             self._budget.give_back(1)
             self._answer(caller, error)
-        return await caller
+        return caller
 
     def _may_start(self, submit: Submit) -> bool:
-        job, rules, pool = submit.job, self._rules.current, self.pool
+        job, rules, pool = submit.job, self._rules, self.pool
         if self.draining or self._closing or self._group_commit.full or self._gate.limit != UNLIMITED:
             return False
         if job.status is not JobStatus.PENDING or submit.ordered or len(job.steps) > 1:
             return False
-        service = rules.services.get(job.service)
+        [name] = job.steps
+        service = rules.current.services.get(name)
         if service is None or service.pool is not None or service.regions:
             return False
-        if pool.partial or job.service not in pool.serves(self._rules.executed):
+        if pool.partial or name not in pool.serves(rules.executed):
             return False
-        return self._rules.lanes.has(job.service, job.priority.band) and reaches(self._services[job.service], None)
+        return rules.lanes.has(name, job.priority.band) and reaches(self._services[name], None)
 
     def _granted(self, submit: Submit, caller: _Caller, claimed_at: float, lease: Lease | None) -> None:
         """Write the job and its start, once the dispatcher has answered."""
@@ -80,10 +81,10 @@ class PromptWorker(Worker):
             return
         failpoints.passed(failpoints.AFTER_CLAIM)
         self._leases.add([lease])
-        overdue = self._starter.give_up_later([lease])
+        answered = self._starter.give_up_later([lease])
 
         def written(outcomes: Sequence[Outcome | Exception]) -> None:
-            overdue.cancel()
+            answered()
             accepted, started = outcomes
             if self._closing:
                 return  # the caller has its answer, and recovery finds the step

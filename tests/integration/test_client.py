@@ -293,7 +293,7 @@ async def test_an_unreachable_gateway_is_retried_and_then_reported(url: str, sit
 
 
 async def test_a_busy_gateway_is_retried(client: AsyncClient, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    accept, refused = site.app.accept, []
+    accept, refused = site.app.jobs.accept, []
 
     async def busy(*args: Any, **options: Any) -> Any:
         if len(refused) < 2:

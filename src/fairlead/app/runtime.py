@@ -168,12 +168,11 @@ class Runtime:
         that follow their users."""
         self.writer.counters.submitted(jobs)
         self.warn_if_anonymous(jobs)
-        # No reader can follow the jobs themselves yet: their ids have not been returned.
-        followed = {user_id for user_id in {job.user_id for job in jobs} if self.hub.follows(user_id)}
         for job in jobs:
             if job.timer_at is not None:
                 self.signals.timer_set(job.timer_at)
-            if job.user_id in followed:
+            # No reader can follow the job itself yet: its id has not been returned.
+            if self.hub.follows(job.user_id):
                 self.hub.publish(accepted(job, now), job.user_id)
 
     def warn_if_anonymous(self, jobs: Sequence[Job]) -> None:
@@ -181,10 +180,10 @@ class Runtime:
         intended."""
         if self._anonymous_logged:
             return
-        anonymous = next((job for job in jobs if job.user_id == ANONYMOUS), None)
-        if anonymous is not None and ANONYMOUS not in self.config.users:
+        anonymous = [job for job in jobs if job.user_id == ANONYMOUS]
+        if anonymous and ANONYMOUS not in self.config.users:
             self._anonymous_logged = True
-            log.warning(NO_USER_ID, anonymous.feature_name, _call_site())
+            log.warning(NO_USER_ID, anonymous[0].feature_name, _call_site())
 
     # ------------------------------------------------------------ the store
 

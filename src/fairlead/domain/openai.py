@@ -113,7 +113,7 @@ class FrontRequest:
             raise ValueError("path must be a path below /v1, for example chat/completions")
         if not is_header_value(content_type):
             raise ValueError("content_type has characters that no header may have")
-        if not (isinstance(query, str) and is_query(query)):
+        if query != "" and not (isinstance(query, str) and is_query(query)):
             raise ValueError("query must be the query of a URL")
         return request
 
@@ -232,8 +232,11 @@ class FrontAnswer:
 
 def passed_headers(headers: Mapping[str, str]) -> dict[str, str]:
     """The headers of an upstream's answer that clients receive."""
-    named = [(name.lower(), value) for name, value in headers.items()]
-    return {name: value for name, value in named if _PASSED.match(name) and is_header_value(value)}
+    return {
+        lower: value
+        for name, value in headers.items()
+        if _PASSED.match(lower := name.lower()) and is_header_value(value)
+    }
 
 
 def usage_of(value: Any) -> dict[str, int] | None:
@@ -400,15 +403,16 @@ def _counts(request: Mapping[str, Any], names: Sequence[str]) -> list[int]:
 
 def _tokens(value: Any, depth: int = 0) -> float:
     """The tokens of the texts in a value. A list of numbers is a text in tokens."""
-    if isinstance(value, str):
+    kind = type(value)
+    if kind is str:
         return len(value) / CHARACTERS_PER_TOKEN
     if depth > _DEEPEST:
         return 0.0
     tokens = 0.0
-    if isinstance(value, list):
+    if kind is list:
         for each in value:
             tokens += 1.0 if type(each) is int else _tokens(each, depth + 1)
-    elif isinstance(value, dict):
+    elif kind is dict:
         for name, each in value.items():
             tokens += TOKENS_OF_A_FILE if name in _FILES else _tokens(each, depth + 1)
     return tokens

@@ -177,8 +177,9 @@ class SubmissionChecker:
         config, now = self._config, self._now
         steps = self._steps_of(submission.feature_name)
         priority = _priority(submission.priority)
-        due_at = _due(submission, now)
-        deadline_at = _deadline(submission.deadline, now, due_at)
+        timed = submission.scheduled_at is not None or submission.delay is not None
+        due_at = _due(submission, now) if timed else None
+        deadline_at = None if submission.deadline is None else _deadline(submission.deadline, now, due_at)
         cost = None if submission.cost is None else _stated(submission.cost)
         destination = check_regions(submission.region, submission.allowed_regions, steps, config)
         first = first_state(
@@ -338,9 +339,7 @@ def _due(submission: Submission, now: float) -> float | None:
     return due_at
 
 
-def _deadline(value: datetime | str | float | None, now: float, due_at: float | None) -> float | None:
-    if value is None:
-        return None
+def _deadline(value: datetime | str | float, now: float, due_at: float | None) -> float:
     if isinstance(value, datetime | str):
         deadline_at = moment(value, "deadline")
         if deadline_at > now + 2 * MAX_DELAY:

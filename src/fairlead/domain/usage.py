@@ -104,8 +104,7 @@ class _Reader:
     def tokens(self, names: tuple[str, ...]) -> int | None:
         """The first of these values that is not null."""
         for name in names:
-            value = self._report.get(name)
-            if value is not None:
+            if name in self._report and (value := self._report[name]) is not None:
                 break
         else:
             return None
@@ -136,8 +135,7 @@ class _Reader:
         return count
 
     def units(self) -> float | None:
-        value = self._report.get("units")
-        if value is None:
+        if "units" not in self._report or (value := self._report["units"]) is None:
             return None
         if type(value) in (int, float) and 0 <= value <= MAX_UNITS and isfinite(value):
             return float(value)

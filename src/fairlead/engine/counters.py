@@ -95,8 +95,9 @@ class Counters:
             self.waits[job.service, job.priority].observe(max(0.0, job.call_started_at - job.waiting_since))
 
     def ran(self, job: Job, seconds: float) -> None:
-        self.runs[job.service, job.priority].observe(seconds)
-        users = self._used.setdefault(job.service, {})
+        service = job.service
+        self.runs[service, job.priority].observe(seconds)
+        users = self._used.setdefault(service, {})
         used = users.get(job.user_id)
         if used is None:
             if len(users) >= MOST_USERS:

@@ -234,16 +234,14 @@ class Reports:
         self.files = None if parts.files is None else LoopFiles(parts.files, loop)
         self.call_soon = loop.call_soon_threadsafe
 
-    async def started(self, job: Job) -> None:
-        if job.webhook is not None:
-            await self._record_start(job, job.webhook)
+    def started(self, job: Job) -> None:
         if self._hub.watched(job.id, job.user_id):
             step, total = job.step + 1, len(job.steps)
             text = f"running {job.service} ({step}/{total})"
             details = {**events.step_fields(job.service, job.step, total), "attempt": job.attempt}
             self._hub.publish(Event(events.STEP_START, job.id, self._clock.now(), text, details), job.user_id)
 
-    async def _record_start(self, job: Job, webhook: JobWebhook) -> None:
+    async def record_start(self, job: Job, webhook: JobWebhook) -> None:
         """Write the event `job.started` if the webhook wants it; drop it if the database is unreachable."""
         if job.step or not webhook.wants(STARTED):
             return
@@ -322,21 +320,21 @@ class OutcomeMapper:
     def count(self, run: StepRun, elapsed: float, counters: Counters) -> None:
         """Count a call that has ended."""
         counters.ran(run.job, elapsed)
-        outcome = run.outcome
+        outcome, name = run.outcome, run.lease.service
         if outcome is not None:
             failure = outcome if isinstance(outcome, Failure) else None
-            counters.answered(run.lease.service, ending_of(failure), elapsed)
-        if run.job.service in self._models and isinstance(outcome, Success):
-            counters.generated(run.job.service, self._generation(run, outcome, elapsed))
+            counters.answered(name, ending_of(failure), elapsed)
+        if name in self._models and isinstance(outcome, Success):
+            counters.generated(name, self._generation(run, outcome, elapsed))
 
     def _generation(self, run: StepRun, outcome: Success, elapsed: float) -> Generation:
         """The answer of a model that this call was."""
-        service, usage, first = self._config.services[run.job.service], outcome.usage, None
+        service, usage, first = self._config.services[run.lease.service], outcome.usage, None
         if (measured := (outcome.metrics or {}).get(FIRST_TOKEN)) is not None:
             first = measured / 1000
         elif not service.speaks_openai and run.output is not None and run.output.first_at is not None:
             first = max(0.0, run.output.first_at - (monotonic() - elapsed))
-        name = service.models[-1] if service.models else run.job.service
+        name = service.models[-1] if service.models else run.lease.service
         model = name if usage is None or usage.model is None else usage.model
         tokens_in, tokens_out = (0, 0) if usage is None else (usage.tokens_in or 0, usage.tokens_out or 0)
         return Generation(model, tokens_in, tokens_out, first, max(0.0, elapsed - (first or 0.0)))
@@ -418,8 +416,9 @@ def _metrics(run: StepRun, outcome: Success, elapsed: float) -> str:
         return f'{{"execution_time_ms":{took}}}'
     where = {} if region is None else {"region": region}
     output = {} if run.output is None else {CHUNKS: len(run.output.chunks), RUN: run.job.run}
-    usage = {} if run.usage is None else {"usage": run.usage.as_dict()}
-    return to_json({**usage, **(outcome.metrics or {}), "execution_time_ms": took, **where, **output})
+    metrics = outcome.metrics or {}
+    usage = {} if run.usage is None or "usage" in metrics else {"usage": run.usage.as_dict()}
+    return to_json({**usage, **metrics, "execution_time_ms": took, **where, **output})
 
 
 async def strays(store: Store, runs: Sequence[StepRun]) -> list[StepRun]:

@@ -85,6 +85,7 @@ class Worker:
         self._counters = parts.recorder.counters
         self._clock = parts.clock
         self._services = parts.config.services
+        self._units = {name: service.unit for name, service in self._services.items()}
         self._executors = parts.executors
         self._budget = budget
         budget.join()
@@ -229,7 +230,9 @@ class Worker:
     async def _call(self, run: StepRun) -> float:
         """Call the handler and set `run.outcome`. Returns how many seconds the call took."""
         call = call_of(run, self._services[run.lease.service].timeout, self._reports.reporter(run))
-        await self._reports.started(run.job)
+        if run.job.webhook is not None:
+            await self._reports.record_start(run.job, run.job.webhook)
+        self._reports.started(run.job)
         began = self._clock.monotonic()
         if run.stopped:
             run.timeouts.off(run)
@@ -335,7 +338,7 @@ class Worker:
         if self._runs.get(lease.job_id) is run:
             run.released = True
             del self._runs[lease.job_id]
-        used = None if run.usage is None else used_units(run.usage, self._services[lease.service].unit)
+        used = None if run.usage is None else used_units(run.usage, self._units[lease.service])
         self._leases.release(lease, failed=run.region_failed, used=used, sent=run.sent)
         run.call = None  # its reporter refers to the run: a cycle, left to the garbage collector, for every call
 

@@ -180,7 +180,7 @@ async def read_body(response: AnyResponse, most: int) -> bytes:
     """Read the body of a response, but not beyond `most` bytes by more than one piece: an endless response must not
     fill the memory."""
     pieces, size = [], 0
-    async for piece in response.content.iter_any():
+    while piece := await response.content.readany():
         pieces.append(piece)
         size += len(piece)
         if size > most:

@@ -107,7 +107,8 @@ class HttpClient:
         connection = self._taken(target.address) or await self._connected(target.address)
         response = connection.send(request)
         try:
-            await response.head()
+            while not response.has_head:
+                await response.changed()
         except BaseException:
             connection.close()
             raise
@@ -218,10 +219,6 @@ class Response:
     def content(self) -> Response:
         return self
 
-    async def head(self) -> None:
-        while not self.has_head:
-            await self._changed()
-
     def iter_any(self) -> Response:
         return self
 
@@ -229,12 +226,16 @@ class Response:
         return self
 
     async def __anext__(self) -> bytes:
-        """What has arrived since the last piece. Raises ClientPayloadError if the connection is lost before the end."""
-        while not self.pieces:
-            if self.complete:
-                raise StopAsyncIteration
-            await self._changed()
-        piece = self.pieces[0] if len(self.pieces) == 1 else b"".join(self.pieces)
+        if piece := await self.readany():
+            return piece
+        raise StopAsyncIteration
+
+    async def readany(self) -> bytes:
+        """What has arrived since the last piece; empty at the end. Raises ClientPayloadError if the connection is lost
+        before the end."""
+        while not self.pieces and not self.complete:
+            await self.changed()
+        piece = b"".join(self.pieces)
         self.pieces, self._buffered = [], 0
         self._connection.resume(self)
         return piece
@@ -249,7 +250,8 @@ class Response:
         """Close the connection: the rest of the response is not wanted."""
         self._connection.close(self)
 
-    async def _changed(self) -> None:
+    async def changed(self) -> None:
+        """Wait until more has arrived. Raises what has ended the connection."""
         if self._error is not None:
             raise self._error
         self._waiter = self._connection.loop.create_future()

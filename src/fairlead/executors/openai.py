@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -94,15 +94,15 @@ class Upstream:
         pairs = "&".join([configured, *added] if configured else added)
         return f"{base.rstrip('/')}/{path}" + (f"?{pairs}" if pairs else "")
 
-    async def post(self, call: Call, url: str, headers: Mapping[str, str], body: bytes) -> AnyResponse:
+    def post(self, call: Call, url: str, headers: Mapping[str, str], body: bytes) -> Awaitable[AnyResponse]:
         """Send a request with the configured headers and these. aiohttp sends what `HttpClient` does not, and what a
         rate counts from the moment in which it was sent."""
         target = None if call.counts_sent else self._target(url)
         if target is not None:
-            return await self._client.post(target, headers, body)
+            return self._client.post(target, headers, body)
         headers = {**self.headers, **headers}
         session = self.sessions.of(call)
-        return await session.post(url, data=body, headers=headers, allow_redirects=False, trace_request_ctx=call)
+        return session.post(url, data=body, headers=headers, allow_redirects=False, trace_request_ctx=call)
 
     def safe(self, message: str) -> str:
         """The message without the secrets of the configuration."""

@@ -35,7 +35,7 @@ Events = AsyncIterator[dict[str, Any] | None]
 
 
 def fairlead_of(request: HTTPConnection) -> Fairlead:
-    app: Fairlead = request.app.state.fairlead
+    app: Fairlead = request.scope["app"].state.fairlead
     return app
 
 

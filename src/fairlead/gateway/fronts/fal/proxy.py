@@ -45,7 +45,7 @@ class FalProxy:
         self.app = app
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-        if scope["type"] == "http" and path_of(scope) == PROXY:
+        if scope["type"] == "http" and scope["path"].endswith(PROXY) and path_of(scope) == PROXY:
             target = target_of(headers_of(scope).get(TARGET.encode(), b"").decode("latin-1"))
             if target is not None:
                 path, scope["query_string"] = target

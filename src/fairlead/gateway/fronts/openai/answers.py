@@ -50,20 +50,19 @@ class Answer(Response):
         self._fields = headers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        ended = await self._end_soon() if self._reading.new else None
+        ended = None
+        if self._reading.new:
+            # Until `SOON_S` nothing watches the connection: the task for that would cost as much as the rest of the
+            # request.
+            try:
+                ended = await self._app.jobs.end_soon(self._reading.job_id, SOON_S)
+            except asyncio.CancelledError:
+                in_background(self._app.fronts.leave(self._reading))  # the key was revoked
+                raise
         if ended is not None:
             await self._finish(ended, False, scope, receive, send)
         else:
             await self._wait(scope, receive, in_time(send))
-
-    async def _end_soon(self) -> EndedJob | None:
-        """The end of a job that takes no longer than `SOON_S`. Until then nothing watches the connection: the task for
-        that would cost as much as the rest of the request."""
-        try:
-            return await self._app.jobs.end_soon(self._reading.job_id, SOON_S)
-        except asyncio.CancelledError:
-            in_background(self._app.fronts.leave(self._reading))  # the key was revoked
-            raise
 
     async def _wait(self, scope: Scope, receive: Receive, send: Send) -> None:
         waiting = asyncio.ensure_future(self._end())

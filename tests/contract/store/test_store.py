@@ -209,6 +209,24 @@ async def test_a_retry_with_the_same_job_id_is_a_replay_too(harness: StoreHarnes
     assert await harness.one(submit) == Accepted("j1", first.seq, replayed=True)
 
 
+async def test_new_and_known_keys_share_a_batch(harness: StoreHarness) -> None:
+    known = harness.submit("j1", idempotency_key="known", body_hash="h")
+    first = await harness.one(known)
+    new, retried, other, again, without = await harness.commit(
+        harness.submit("j2", idempotency_key="new", body_hash="h"),
+        known,
+        harness.submit("j3", idempotency_key="known", body_hash="other"),
+        harness.submit("j4", idempotency_key="new", body_hash="h"),
+        harness.submit("j5"),
+    )
+    assert isinstance(new, Accepted)
+    assert isinstance(without, Accepted)
+    assert retried == Accepted("j1", first.seq, replayed=True)
+    assert isinstance(other, IdempotencyMismatch)
+    assert again == Accepted("j2", new.seq, replayed=True)
+    assert {job.id for job in await _listed(harness)} == {"j1", "j2", "j5"}
+
+
 async def test_keys_are_per_user(harness: StoreHarness) -> None:
     await harness.submitted(idempotency_key="k", body_hash="h")
     outcome = await harness.one(harness.submit(user_id="bob", idempotency_key="k", body_hash="other"))

@@ -40,7 +40,7 @@ END;
 -- have their triggers on a view of their own: with all of them on `batch`, a commit of one job took 25 µs longer.
 CREATE TEMP TRIGGER on_rare INSTEAD OF INSERT ON batch
 WHEN NEW.kind NOT IN (
-    'begin', 'admit', 'late', 'submit', 'submit_started', 'input', 'note', 'start', 'move', 'piece', 'result',
+    'begin', 'admit', 'claim', 'late', 'submit', 'submit_started', 'input', 'note', 'start', 'move', 'piece', 'result',
     'progress', 'relayed'
 )
 BEGIN
@@ -170,6 +170,21 @@ BEGIN
         WHERE user_id = NEW.user_id AND NOT EXISTS (SELECT 1 FROM turned_away WHERE n = NEW.n);
 END;
 
+-- body: as for `admit`, if no submit has a limit of waiting jobs. The first submit with a key claims it. Usually all keys
+-- are new (`changes()` counts them). Otherwise a submit is turned away if its key belongs to another job, or if its job
+-- exists: it is a retry of the same submit.
+CREATE TEMP TRIGGER on_claim INSTEAD OF INSERT ON batch WHEN NEW.kind = 'claim'
+BEGIN
+    INSERT INTO idempotency
+        SELECT value ->> 2, value ->> 3, value ->> 4, value ->> 1 FROM json_each(NEW.body) WHERE true
+        ON CONFLICT (user_id, key) DO NOTHING;
+    INSERT INTO turned_away
+        SELECT value ->> 0, CASE WHEN i.body_hash IS value ->> 4 THEN 'replayed' ELSE 'mismatch' END, i.job_id
+        FROM json_each(iif(changes() < json_array_length(NEW.body), NEW.body, '[]'))
+        CROSS JOIN idempotency AS i ON i.user_id = value ->> 2 AND i.key = value ->> 3
+        WHERE i.job_id <> value ->> 1 OR EXISTS (SELECT 1 FROM job WHERE job.id = value ->> 1);
+END;
+
 -- body: as for `admit`, with all submits. One error refuses the whole batch.
 CREATE TEMP TRIGGER on_all_or_nothing INSTEAD OF INSERT ON rare
 WHEN NEW.kind = 'all_or_nothing' AND EXISTS (SELECT 1 FROM turned_away WHERE why <> 'replayed')
@@ -221,8 +236,10 @@ BEGIN
                iif(s.n IS NULL, NULL, NEW.now), NEW.now + s.timeout, s.region, iif(s.n IS NULL, NULL, NEW.now)
         FROM json_each(NEW.body) LEFT JOIN starting AS s ON s.n = value ->> 13
         WHERE key NOT IN (SELECT n FROM turned_away);
+    -- Usually all jobs are started, and their rows need not be parsed again.
     INSERT INTO outbox (job_id, origin, written_at)
-        SELECT value ->> 0, NEW.origin, NEW.now FROM json_each(NEW.body)
+        SELECT value ->> 0, NEW.origin, NEW.now
+        FROM json_each(iif((SELECT count(*) FROM starting) < json_array_length(NEW.body), NEW.body, '[]'))
         WHERE value ->> 3 = 1 AND key NOT IN (SELECT n FROM turned_away)
         AND NOT EXISTS (SELECT 1 FROM starting WHERE n = value ->> 13);
     INSERT INTO answer SELECT 'begun', json_group_array(n) FROM starting HAVING count(*) > 0;

@@ -75,7 +75,8 @@ def submit_rows(
     if any(submit.ordered for submit in submits):
         rows.append(("late", micros(LATE_AFTER)))
     if checks:
-        rows.append(("admit", body := json_body(checks)))
+        limited = all_or_nothing or any(submit.max_waiting > 0 for submit in submits)
+        rows.append(("admit" if limited else "claim", body := json_body(checks)))
         if all_or_nothing:
             rows.append(("all_or_nothing", body))
     kind = "submit_started" if starts else "submit"

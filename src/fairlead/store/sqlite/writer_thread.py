@@ -19,9 +19,9 @@ from typing import Any
 
 log = logging.getLogger("fairlead.store")
 
-COPY_AFTER = 1000
+COPY_AFTER = 2000
 """Copy the log when about this many pages were written to it."""
-COPY_LIMIT = 4 * COPY_AFTER
+COPY_LIMIT = 2 * COPY_AFTER
 """A commit copies the log itself if the log has this many pages."""
 PAGES_OF_COMMIT, PAGES_OF_TRANSITION = 10, 2
 """About how many pages a commit writes, and how many more for each transition."""

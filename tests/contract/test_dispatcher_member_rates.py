@@ -267,3 +267,16 @@ async def test_a_user_at_the_user_rate_is_parked_by_its_offer_even_if_other_step
     await queue.offer("bob 0", "bob", band=3)
     await queue.offer("ann 1")
     assert {user.user_id: user.parked for user in (await queue.see()).users} == {"ann": True, "bob": False}
+
+
+@pytest.mark.parametrize("change", ["rate", "group"])
+async def test_a_group_that_a_changed_order_removed_can_be_joined_again(queue: QueueHarness, change: str) -> None:
+    """The order and a rule of members change at once, twice; the user leaves the group in between."""
+    first = replace(WIDE, order=Order.FIFO, user_rate=TWO if change == "rate" else None)
+    await queue.open(WIDE, groups={"acme": GroupRules(limit=1)})
+    await queue.offer("a0", "ann", group="acme")
+    await queue.configure(first, groups={"acme": GroupRules(limit=3 if change == "group" else 1)})
+    await queue.offer("a1", "ann", group=None)
+    await queue.configure(WIDE, groups={"acme": GroupRules(limit=1)})
+    await queue.offer_all(["b0", "b1"], "bob", group="acme")
+    assert sorted(await queue.claimed(9)) == ["a0", "a1", "b0"]

@@ -49,7 +49,7 @@ end
 -- Visit all users, or all groups.
 local function each_user(service, visit, groups)
   each_stored_user(service, function(user_id)
-    if (byte(user_id) == 1) == (groups or false) then
+    if (byte(user_id) == 1) == (groups or false) and read_user(service, user_id) then -- false: it is being removed
       visit(user_of(service, user_id))
     end
   end)
@@ -234,8 +234,10 @@ local function change(service, rules, breaker, breaker_rest, new_rates)
   local new_user_rate = new_rates and change_rates(service, new_rates)
   if new_user_rate then
     each_stored_user(service, function(id)
-      local node = user_of(service, id)
-      node[PARKED] = type(node[PARKED]) == 'number' and 0 or node[PARKED]
+      local node = read_user(service, id)
+      if node and type(node[PARKED]) == 'number' then
+        node[PARKED], node[CHANGED] = 0, true
+      end
     end)
   end
   if service.user_limit ~= old_limit or new_user_rate then

@@ -250,10 +250,6 @@ class Reports:
         except FairleadError as error:
             log.warning("job %s: its event job.started was not written: %s", job.id, error, extra=about(job))
 
-    def reporter(self, run: StepRun) -> StepReporter:
-        """Return the object to which the handler of this step reports its progress and its output."""
-        return StepReporter(self, run)
-
     def progressed(self, run: StepRun, progress: dict[str, Any]) -> None:
         """Publish a progress report at once, and store the newest report at most twice a second."""
         if run.released:

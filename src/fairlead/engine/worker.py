@@ -36,6 +36,7 @@ from fairlead.engine.step_run import (
     LOST,
     OutcomeMapper,
     Reports,
+    StepReporter,
     StepRun,
     TimeoutGroup,
     call_of,
@@ -229,7 +230,7 @@ class Worker:
 
     async def _call(self, run: StepRun) -> float:
         """Call the handler and set `run.outcome`. Returns how many seconds the call took."""
-        call = call_of(run, self._services[run.lease.service].timeout, self._reports.reporter(run))
+        call = call_of(run, self._services[run.lease.service].timeout, StepReporter(self._reports, run))
         if run.job.webhook is not None:
             await self._reports.record_start(run.job, run.job.webhook)
         self._reports.started(run.job)

@@ -140,32 +140,32 @@ class OpenAIExecutor:
             request = FrontRequest.of_input(call.params)
         except ValueError as error:
             return Failure(PERMANENT, str(error), retryable=False)
-        deadline = asyncio.get_running_loop().time() + call.timeout - min(0.5, call.timeout / 10)
+        began = asyncio.get_running_loop().time()
         try:
             if request.path == openai.RESPONSES:
-                return await self._respond(call, request, deadline)
+                return await self._respond(call, request, began)
             if asks_for_urls(request):
-                return await self._make_images(call, request, deadline)
-            return await self._call(call, Exchange(request), deadline)
+                return await self._make_images(call, request, began)
+            return await self._call(call, Exchange(request), began)
         except Untranslatable as error:
             return result_of(error.answer(), None)
         except RecursionError:
             return Failure(PERMANENT, "the body is nested too deeply", retryable=False)
 
-    async def _respond(self, call: Call, request: FrontRequest, deadline: float) -> Success | Failure:
+    async def _respond(self, call: Call, request: FrontRequest, began: float) -> Success | Failure:
         """Call `/responses`, or chat completions if the upstream does not know it. A 404 may be about the model, so the
         upstream counts as one that only knows chat completions if it then answers one."""
         if self._responses == "translate" or (self._responses == "auto" and self._known.is_chat_only(call.region)):
-            return await self._call(call, translated(call, request), deadline)
-        outcome = await self._call(call, passed_on(call, request), deadline)
+            return await self._call(call, translated(call, request), began)
+        outcome = await self._call(call, passed_on(call, request), began)
         if self._responses == "auto" and is_unknown_path(outcome):
-            other = await self._call(call, translated(call, request), deadline)
+            other = await self._call(call, translated(call, request), began)
             if not is_unknown_path(other):
                 self._known.note(call.region)
                 return other
         return outcome
 
-    async def _make_images(self, call: Call, request: FrontRequest, deadline: float) -> Success | Failure:
+    async def _make_images(self, call: Call, request: FrontRequest, began: float) -> Success | Failure:
         """Make images that the client reads by URLs. An upstream that refuses `response_format` gets the request
         without it."""
 
@@ -173,13 +173,13 @@ class OpenAIExecutor:
             return await saved_images(call, answer, value)
 
         if not self._unknown_formats.has(call, request):
-            outcome = await self._call(call, Exchange(request, convert=convert), deadline)
+            outcome = await self._call(call, Exchange(request, convert=convert), began)
             if not refuses_format(outcome):
                 return outcome
             self._unknown_formats.note(call, request)
-        return await self._call(call, Exchange(without_format(request), convert=convert), deadline)
+        return await self._call(call, Exchange(without_format(request), convert=convert), began)
 
-    async def _call(self, call: Call, exchange: Exchange, deadline: float) -> Success | Failure:
+    async def _call(self, call: Call, exchange: Exchange, began: float) -> Success | Failure:
         request = exchange.request
         url = self._upstream.url(call.region, request.path, request.query)
         if url is None:
@@ -189,30 +189,28 @@ class OpenAIExecutor:
         headers = {"Content-Type": request.content_type, "Idempotency-Key": call.idempotency_key}
         if call.trace is not None:
             headers |= headers_of(call.trace)
-        value = openai.json_object(request.body) if request.stream or self._aliases else None
-        adds_usage = _may_add_usage(request, value)
-        body = self._body(request, value, adds_usage)
-        stream = exchange.stream or ChatStream(request, hides_usage=adds_usage)
+        body, adds_usage = request.body, False
+        if (request.stream or self._aliases) and (value := openai.json_object(body)) is not None:
+            adds_usage = _may_add_usage(request, value)
+            body = self._body(body, value, adds_usage)
         try:
             async with await self._upstream.post(call, url, headers, body) as response:
                 if call.trace is not None:
                     host = urlsplit(url).hostname
                     call.annotate({"http.response.status_code": response.status, "server.address": host})
                 if response.status == 200 and response.content_type == openai.EVENT_STREAM:
+                    stream = exchange.stream or ChatStream(request, hides_usage=adds_usage, began=began)
                     retries = self._retry_streams or exchange.restartable
-                    return await self._stream(call, stream, response, deadline, retries)
+                    return await self._stream(call, stream, response, began, retries)
                 return await self._answer(call, exchange, response)
         except aiohttp.InvalidURL as error:
             return Failure(PERMANENT, f"not a URL that can be called: {error}", retryable=False)
         except (aiohttp.ClientError, OSError) as error:
             return Failure(CONNECTION, storable(connection_problem(error)), retryable=True)
 
-    def _body(self, request: FrontRequest, value: Mapping[str, Any] | None, adds_usage: bool) -> bytes:
+    def _body(self, body: bytes, value: Mapping[str, Any], adds_usage: bool) -> bytes:
         """The body for the upstream: the client's, with the upstream's name of an aliased model, and with the request
         for the usage of a stream. `value` is the decoded body."""
-        body = request.body
-        if value is None:
-            return body
         if adds_usage:
             body = openai.with_usage(body, value)
         model = value.get("model")
@@ -220,11 +218,12 @@ class OpenAIExecutor:
         return body if target is None else openai.replaced(body, "model", target)
 
     async def _stream(
-        self, call: Call, stream: ChatStream, response: AnyResponse, deadline: float, retries: bool
+        self, call: Call, stream: ChatStream, response: AnyResponse, began: float, retries: bool
     ) -> Success | Failure:
         """Emit a stream. Once clients have seen its beginning, a failure is not retried, unless `retries`: it is
-        configured, or the exchange can be restarted. `deadline` is a little before the worker's: the worker would retry
-        a call that it stops."""
+        configured, or the exchange can be restarted. Its deadline is a little before the worker's: the worker would
+        retry a call that it stops."""
+        deadline = began + call.timeout - min(0.5, call.timeout / 10)
         self._answered(call, response)
         try:
             async with asyncio.timeout_at(deadline):
@@ -310,9 +309,9 @@ def _parameter(pair: str) -> str:
     return unquote_plus(pair.partition("=")[0])
 
 
-def _may_add_usage(request: FrontRequest, value: Mapping[str, Any] | None) -> bool:
+def _may_add_usage(request: FrontRequest, value: Mapping[str, Any]) -> bool:
     """Whether to request the usage of a stream for a client that has not asked for it."""
-    if value is None or not request.stream or request.path not in openai.WITH_DONE:
+    if not request.stream or request.path not in openai.WITH_DONE:
         return False
     return not openai.asks_for_usage(value) and isinstance(value.get("stream_options", {}), dict | None)
 

@@ -61,17 +61,18 @@ class Events:
 class ChatStream:
     """The stream of one call: its events for the client, and what they say about the call.
 
-    Created when the call is sent. `hides_usage`: the client has not asked for the event with the usage.
+    `hides_usage`: the client has not asked for the event with the usage. `began` is when the call was sent, by the
+    clock of the event loop; by default now.
     """
 
-    def __init__(self, request: FrontRequest, *, hides_usage: bool) -> None:
+    def __init__(self, request: FrontRequest, *, hides_usage: bool, began: float | None = None) -> None:
         self._has_done = request.path in openai.WITH_DONE
         self._hides_usage = hides_usage
         self.usage: dict[str, int] | None = None
         self.reported: Usage | None = None
         self.complete = not self._has_done
         self._clock = asyncio.get_running_loop().time
-        self._began = self._clock()
+        self._began = self._clock() if began is None else began
         self._first_token_at: float | None = None
         self.done = False
         """The stream has sent `[DONE]`. Whatever follows is not part of it."""

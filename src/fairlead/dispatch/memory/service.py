@@ -285,12 +285,7 @@ class Service:
         """The step that gets the next free slot, or None. With `pool_full`, only regions whose calls take no slot of
         the pool are considered."""
         rules, rates = self.rules, self.rates
-        if (
-            not any(self.waiting)
-            or not self.scope.open
-            or rules.paused
-            or len(self.leases) + len(self.holds) >= rules.limit
-        ):
+        if not self.scope.open or rules.paused or len(self.leases) + len(self.holds) >= rules.limit:
             return None
         if (rates is not None and rates.own.is_full) or (pool_full and rules.pooled_regions is None):
             return None
@@ -429,7 +424,7 @@ class Service:
     def _forget_beyond(self, band: FairBand | FifoBand, user_id: str) -> None:
         """Forget the idle user with the least debt in this band, if too many idle users are remembered because of their
         debt. Normally the virtual time overtakes all debts, but it does not advance if every user submits only once."""
-        if sum([each.idle_count() for each in self.bands]) <= MOST_IDLE:
+        if sum(each.idle_count() for each in self.bands) <= MOST_IDLE:
             return
         user = self.users.get(band.pop_idle(user_id))
         if user is not None and not user.waiting and not user.running:

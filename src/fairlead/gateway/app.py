@@ -238,8 +238,9 @@ def create_gateway(app: Fairlead) -> FastAPI:
             Exception: handle_error,
         },
     )
-    for router in ROUTERS:
-        gateway.include_router(router)
+    # `include_router` would make a copy of every route for each gateway, which takes 36 ms, and let a request ask one
+    # router after the other, which takes up to 0.3 ms.
+    gateway.routes.extend(route for router in ROUTERS for route in router.routes)
     return gateway
 
 

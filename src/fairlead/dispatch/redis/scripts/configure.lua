@@ -190,7 +190,7 @@ local function change_rates(service, new)
   if not rates or (new == NONE and not rates.state.s[service.name] and not plans and not group_rates) then
     return false
   end
-  local of = rates.rates_of(service.name)
+  local of = rates.rates_of(service)
   rates.take_rate(of.o, new.own)
   for region, window in pairs(of.r) do
     rates.take_rate(window, new.regions and new.regions[region])

@@ -30,7 +30,8 @@ local function of_costs()
   if not cost_functions then
     -- The amount that corresponds to a sum over `steps` steps by the ratio at this index.
     local function scaled(costs, at, sum, steps)
-      return floor(math.min(sum * costs[at + 1] / costs[at + 2], steps * LONGEST))
+      local amount = sum * costs[at + 1] / costs[at + 2]
+      return amount < steps * LONGEST and amount - amount % 1 or steps * LONGEST
     end
 
     -- The index of the ratio for calls in this region.
@@ -45,16 +46,16 @@ local function of_costs()
 
     local function learn(costs, at, over, under)
       if under > 0 then
-        local count = math.min(costs[at] + 1, 64)
-        costs[at] = count
-        costs[at + 1] = costs[at + 1] + floor((over - costs[at + 1]) / count)
-        costs[at + 2] = costs[at + 2] + floor((under - costs[at + 2]) / count)
+        local count, above, below = costs[at], costs[at + 1], costs[at + 2]
+        count = count < 64 and count + 1 or 64
+        over, under = (over - above) / count, (under - below) / count
+        costs[at], costs[at + 1], costs[at + 2] = count, above + (over - over % 1), below + (under - under % 1)
       end
     end
 
     -- Learn from a call that took `real` and stated `cost`, or used `used`. Returns what it is charged, before the weight.
     local function settled(service, real, cost, used, region)
-      local costs = costs_of(service)
+      local costs = service.costs or costs_of(service)
       service.costs_changed = true
       if cost then
         learn(costs, PER_COST, real, cost)
@@ -82,15 +83,14 @@ local function of_costs()
     -- Count waiting steps that state a cost, or with negative numbers steps that wait no more. The sums, by lane and user or
     -- by FIFO lane, are written by `save`.
     local function count_costs(service, lane, user_id, steps, cost)
-      local costs, changes = costs_of(service), service.waiting_costs
-      costs[STATED], service.costs_changed = costs[STATED] + steps, true
-      local key = service.fifo and lane or lane .. '\0' .. user_id
-      local change = changes[key]
-      if change then
-        change[1], change[2] = change[1] + steps, change[2] + cost
-      else
-        changes[key] = { steps, cost }
+      local costs, sums, counts = service.costs or costs_of(service), service.waiting_costs, service.waiting_stated
+      if not sums then
+        sums, counts, service.costs_changed = {}, {}, true
+        service.waiting_costs, service.waiting_stated = sums, counts
       end
+      costs[STATED] = costs[STATED] + steps
+      local key = service.fifo and lane or lane .. '\0' .. user_id
+      sums[key], counts[key] = (sums[key] or 0) + cost, (counts[key] or 0) + steps
     end
 
     cost_functions = { scaled = scaled, ratio_at = ratio_at, settled = settled, count = count_costs }

@@ -164,7 +164,7 @@ local function release_one(
 )
   local user = user_of(service, user_id)
   if rates then
-    rates.ended(service, user_id, region, mark == '1', reported, mask, units, sent_at, granted, sent, group)
+    rates.ended(service, user, region, mark == '1', reported, mask, units, sent_at, granted, sent, group)
   end
   service.leased = service.leased - 1
   if region then
@@ -220,14 +220,18 @@ local function release(service, mark, reported, lease_names, sent)
   while ids[1] do
     -- Read the users, then their groups, and the windows of both, with one command each.
     read_users(service, ids)
-    if rates then
+    if rates and (rates.by_user or byte(ids[1]) == 1) then
       rates.read_members(service, ids)
     end
-    local groups = {}
+    local groups, users, known = {}, service.users, {}
     for i = 1, service.fifo and 0 or #ids do
-      local user = service.users[ids[i]]
-      if user and user[LANES] == '@' and user[GROUP] and service.users[user[GROUP]] == nil then
-        groups[#groups + 1] = user[GROUP]
+      local user = users[ids[i]]
+      local group = user and user[LANES] == '@' and user[GROUP]
+      if group and not known[group] then
+        known[group] = true
+        if users[group] == nil then
+          groups[#groups + 1] = group
+        end
       end
     end
     ids = groups

@@ -39,13 +39,9 @@ local function set_time(service, node, band, tag)
 end
 
 -- The index of the node's first lane, and the prefix of its heads.
-local prefixes = {}
 local function heads_of(service, node)
   local id = not service.fifo and node[LANES] == '@' and node[GROUP]
-  if id and not prefixes[id] then
-    prefixes[id] = 'g' .. sub(id, 2) .. '\0'
-  end
-  return node[MEMBER_LANES] == '#' and GROUP_LANES or MEMBER_LANES, id and prefixes[id] or ''
+  return node[MEMBER_LANES] == '#' and GROUP_LANES or MEMBER_LANES, id and heads_prefix(id) or ''
 end
 
 -- The user that is next in a lane within the group `id`, and the sort keys and ids on the way to that user.
@@ -175,20 +171,23 @@ end
 -- Settle the charges of the user's groups to the slot time that a call used (nil: nothing ran), and park or unpark the
 -- user and its groups.
 local function released(service, user, band, estimate, real)
-  local group, limited = parent_of(service, user), false
-  while group do
+  local id, users, limited = not service.fifo and user[GROUP], service.users, false
+  while id do
+    local group = users[id] or read_user(service, id) or error('the group of a user is not stored')
+    local weight = group[WEIGHT]
+    local difference = (real and charge(real, weight) or 0) - (estimate > 0 and charge(estimate, weight) or 0)
     group[RUNNING], group[CHANGED] = group[RUNNING] - 1, true
-    local used = real and charge(real, group[WEIGHT]) or 0
-    local difference = used - (estimate > 0 and charge(estimate, group[WEIGHT]) or 0)
     if difference ~= 0 then
       group[TAG + band] = (group[TAG + band] or 0) + difference
-      mark_stale(service, group)
+      if not group[STALE] then
+        mark_stale(service, group)
+      end
       if difference > 0 then
         group[NEW + band] = false
       end
     end
     limited = limited or group[PARKED] or group[LANES + 1] > 0
-    group = parent_of(service, group)
+    id = group[GROUP]
   end
   park_or_unpark(service, user)
   if limited then

@@ -1,33 +1,47 @@
+--- @const HIGHEST 1e300
 -- Grants many steps of one service at once. The outcome is the same as with one `pick` and `take` per step, but heads
 -- are read once, and queues are written once.
 --
 -- A level is the order of the users and groups in a lane, or of those within a group: `ids` and `sort_keys` are the heads
 -- that were read, `at` is the next of them, and `more` tells whether there are others. `again` and `again_keys` are those
--- that had a turn and wait for another, in order, from `first` to `last`. `quota` is the number of grants that the level is
+-- that had a turn and wait for another, of which those from `first` to `sorted` are in order, and those behind, up to
+-- `last`, are not yet; `least` is the first sort key of all of them. `quota` is the number of grants that the level is
 -- expected to get, `each` that of one head.
 
 local function sorts_before(sort_key, id, other, other_id)
   return sort_key < other or (sort_key == other and before(id, other_id))
 end
 
--- Let a user or group that has more waiting wait for another turn, usually behind all others that do.
+-- Let a user or group that has more waiting wait for another turn.
 local function reinsert(level, node, sort_key)
-  local nodes, sort_keys, low, high = level.again, level.again_keys, level.first, level.last + 1
-  level.last = high
-  if high > low and sorts_before(sort_key, node[ID], sort_keys[high - 1], nodes[high - 1][ID]) then
-    while low < high do
-      local middle = floor((low + high) / 2)
-      if sorts_before(sort_keys[middle], nodes[middle][ID], sort_key, node[ID]) then
-        low = middle + 1
-      else
-        high = middle
-      end
-    end
-    table.insert(nodes, high, node)
-    table.insert(sort_keys, high, sort_key)
-  else
-    nodes[high], sort_keys[high] = node, sort_key
+  local last = level.last + 1
+  level.last, level.again[last], level.again_keys[last] = last, node, sort_key
+  if sort_key < level.least then
+    level.least = sort_key
   end
+end
+
+-- Put those that wait for another turn in order. Usually there is one, which belongs behind all others.
+local function sort_again(level)
+  local nodes, sort_keys, first = level.again, level.again_keys, level.first
+  for at = level.sorted + 1, level.last do
+    local node, sort_key, low, high = nodes[at], sort_keys[at], first, at
+    if at > first and sorts_before(sort_key, node[ID], sort_keys[at - 1], nodes[at - 1][ID]) then
+      while low < high do
+        local middle = floor((low + high) / 2)
+        if sorts_before(sort_keys[middle], nodes[middle][ID], sort_key, node[ID]) then
+          low = middle + 1
+        else
+          high = middle
+        end
+      end
+      table.remove(nodes, at)
+      table.remove(sort_keys, at)
+      table.insert(nodes, high, node)
+      table.insert(sort_keys, high, sort_key)
+    end
+  end
+  level.sorted = level.last
 end
 
 -- A level with these heads, up to the first one of another band.
@@ -40,34 +54,49 @@ local function new_level(prefix, quota, heads)
     ids[i], sort_keys[i] = sub(heads[i], key_at + 16), tonumber(sub(heads[i], key_at, key_at + 15))
   end
   return { prefix = prefix, quota = quota, each = math.ceil(quota / #ids), ids = ids, sort_keys = sort_keys, at = 1,
-    again = {}, again_keys = {}, first = 1, last = 0, more = #ids >= quota }
+    again = {}, again_keys = {}, first = 1, sorted = 0, last = 0, least = HIGHEST, more = #ids >= quota }
+end
+
+-- Read as many heads of a level again. None are written while steps are taken.
+local function read_more(service, level)
+  local ids, prefix, known, from = level.ids, level.prefix, #level.ids, '[' .. level.prefix .. '\0'
+  local heads = call('ZRANGEBYLEX', service.keys.heads, from, '(' .. prefix .. '\1', 'LIMIT', known, known)
+  for i = 1, #heads do
+    ids[known + i] = sub(heads[i], #prefix + 18)
+    level.sort_keys[known + i] = tonumber(sub(heads[i], #prefix + 2, #prefix + 17))
+  end
+  level.more = #heads == known
+  read_users(service, ids)
+  if rates then
+    rates.read_members(service, ids)
+  end
 end
 
 -- Take the next user or group out of a level; nil if there is none.
 local function next_of(service, level)
-  if level.more and not level.ids[level.at] then
-    -- Read as many heads again. None are written while steps are taken.
-    local ids, prefix, known, from = level.ids, level.prefix, #level.ids, '[' .. level.prefix .. '\0'
-    local heads = call('ZRANGEBYLEX', service.keys.heads, from, '(' .. prefix .. '\1', 'LIMIT', known, known)
-    for i = 1, #heads do
-      ids[known + i] = sub(heads[i], #prefix + 18)
-      level.sort_keys[known + i] = tonumber(sub(heads[i], #prefix + 2, #prefix + 17))
-    end
-    level.more = #heads == known
-    read_users(service, ids)
-    if rates then
-      rates.read_members(service, ids)
-    end
+  local at, least = level.at, level.least
+  local id = level.ids[at]
+  if not id and level.more then
+    read_more(service, level)
+    id = level.ids[at]
   end
-  local id, first = level.ids[level.at], level.first
-  local returning = first <= level.last and level.again[first]
-  if returning and not (id and sorts_before(level.sort_keys[level.at], id, level.again_keys[first], returning[ID])) then
-    level.first = first + 1
-    return returning
-  elseif id then
-    level.at = level.at + 1
+  if id and level.sort_keys[at] < least then
+    level.at = at + 1
+    return service.users[id] or error('a user or group in the heads is not stored')
+  elseif least == HIGHEST then
+    return nil
+  end
+  if level.sorted < level.last then
+    sort_again(level)
+  end
+  local first = level.first
+  local returning = level.again[first]
+  if id and level.sort_keys[at] == least and before(id, returning[ID]) then
+    level.at = at + 1
     return service.users[id] or error('a user or group in the heads is not stored')
   end
+  level.first, level.least = first + 1, level.again_keys[first + 1] or HIGHEST
+  return returning
 end
 
 -- The user's next queued step, and the one after it if needed, as members of the queue. `ahead` caches steps read
@@ -114,7 +143,9 @@ local function take_first(service, band, lane, at, user, estimate, path, count)
       charged = cost
     else
       node[RUNNING] = node[RUNNING] + 1
-      mark_stale(service, node)
+      if not node[STALE] then
+        mark_stale(service, node)
+      end
     end
   end
   mark_stale(service, user)
@@ -133,17 +164,18 @@ end
 
 -- Returns the number of granted steps, and whether a rate keeps the next one from being granted.
 local function take_in_band(service, band, heads, room, issue)
-  local lane, held, parks = UNBOUND[band], false, false
+  local lane, parks, read_first = UNBOUND[band], false, service.stored_costs and costs_of(service)[STATED] > 0
   if rates then
-    held, parks = rates.holds_steps(service)
+    local needs_entries
+    parks, needs_entries = rates.holds(service)
+    read_first = read_first or needs_entries
   end
   local root, levels, path, ahead, full = new_level(lane, room, heads), NONE, {}, { at = {} }, false
   local left_out = {}
   read_users(service, root.ids)
-  if rates then
+  if parks then
     rates.read_members(service, root.ids)
   end
-  local read_first = service.stored_costs and costs_of(service)[STATED] > 0 or rates and rates.needs_entries(service)
   local members, jobs, takers, estimates, charges, count = {}, {}, {}, {}, {}, 0
   local entries, masks, units, groups = NONE, NONE, NONE, NONE
   if rates then
@@ -176,7 +208,7 @@ local function take_in_band(service, band, heads, room, issue)
           end
         end
         read_users(service, members_of_all)
-        if rates then
+        if rates and (rates.by_user or byte(members_of_all[1]) == 1) then
           rates.read_members(service, members_of_all)
         end
       end
@@ -193,11 +225,14 @@ local function take_in_band(service, band, heads, room, issue)
       local _
       _, _, _, _, _, _, _, cost, _, _, _, _, _, _, _, plan = unpack_of(entry)
     end
-    local admitted = not held or rates.admits(service, user, cost)
-    if admitted == nil then
+    local mask, reserved, path_of_rate = 0, nil, nil
+    if rates then
+      mask, reserved, path_of_rate = rates.take(service, user, cost, plan)
+    end
+    if mask == nil then
       full = true
       break
-    elseif not admitted then
+    elseif not mask then
       -- A parked user gets no grant, so those that were left out may get another one.
       for i = 1, left_out and #left_out or 0, 3 do
         reinsert(left_out[i], left_out[i + 1], left_out[i + 2])
@@ -211,8 +246,8 @@ local function take_in_band(service, band, heads, room, issue)
       end
       estimates[count] = estimate_of(service, user, cost)
       charges[count] = take_first(service, band, lane, at, user, estimates[count], path, depth - 1)
-      if rates then
-        masks[count], units[count], groups[count] = rates.granted(service, user[ID], false, cost, plan)
+      if mask > 0 then
+        masks[count], units[count], groups[count] = mask, reserved, path_of_rate
       end
     end
     -- Put the user and its groups back. One with as many others ahead of it as there are grants left gets no further one.

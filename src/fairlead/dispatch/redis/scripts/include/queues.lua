@@ -156,12 +156,21 @@ local function first_queued(service, lane, user_id)
   return first and sub(first, #queue + 1), first
 end
 
+-- The prefix of the heads within a group.
+local prefixes = {}
+local function heads_prefix(group)
+  prefixes[group] = 'g' .. sub(group, 2) .. '\0'
+  return prefixes[group]
+end
+
 -- Update the heads of a user. Heads are written late, so that each user is written once however often it moved, but
 -- always before a pick.
 local function update_heads(service, user, removed, added)
   local last, lanes, prefix = #user, LANES, ''
   if user[LANES] == '@' then
-    lanes, prefix = of_groups().heads_of(service, user)
+    local group = not service.fifo and user[GROUP]
+    lanes = user[MEMBER_LANES] == '#' and GROUP_LANES or MEMBER_LANES
+    prefix = group and (prefixes[group] or heads_prefix(group)) or ''
   end
   for at = last - 2, lanes, -3 do
     local lane, old_key, sort_key = user[at], user[at + 2], false
@@ -369,7 +378,8 @@ local function park_or_unpark(service, user)
 end
 
 local function charge(cost, weight)
-  local charged = floor(cost / weight)
+  local charged = cost / weight
+  charged = charged - charged % 1
   return charged > 1 and charged or 1
 end
 
@@ -379,16 +389,20 @@ end
 
 -- Update the mean duration of a service's calls: an average of the first 64, then a moving one.
 local function average(service, measured)
-  service.measured = math.min(service.measured + 1, 64)
-  service.mean = service.mean and service.mean + floor((measured - service.mean) / service.measured) or measured
+  local count, mean = service.measured, service.mean
+  if count < 64 then
+    count = count + 1
+    service.measured = count
+  end
+  service.mean = mean and mean + floor((measured - mean) / count) or measured
 end
 
 -- The estimated duration of a step in microseconds, called in this region if that is known: by its stated cost, else the
 -- mean of its user or service.
 local function estimate_of(service, user, cost, region)
   if cost then
-    local costs = costs_of(service)
-    local at = of_costs().ratio_at(costs, region)
+    local costs = service.costs or costs_of(service)
+    local at = region and of_costs().ratio_at(costs, region) or PER_COST
     if costs[at] > 0 then
       return of_costs().scaled(costs, at, cost, 1)
     elseif costs[IN_SECONDS] then

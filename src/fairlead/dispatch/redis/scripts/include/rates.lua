@@ -10,7 +10,7 @@
 --- @include windows
 if scope.rates then
   local RATES, RATED = KEYS[#KEYS - 1], KEYS[#KEYS]
-  local state, found_of, was_empty = scope.rates, {}, scope.rates.n == 0
+  local state, was_empty = scope.rates, scope.rates.n == 0
   local late, pack_now, may_park = {}, false, true
   local unpack_limit = cmsgpack.unpack_limit
 
@@ -37,8 +37,8 @@ if scope.rates then
 
   -- Pack all entries but the last four, if there are twice as many.
   local function fold(window)
-    local last = #window
-    if last >= W_FIRST + 24 then
+    if window[W_MANY] then
+      local last = #window
       local kept = last - 11
       if not window[W_OLDER] then
         window[W_OLDER], window[W_NEXT] = '', window[W_FIRST]
@@ -198,16 +198,27 @@ if scope.rates then
     if reported then
       subtract_units(window, rounded(window, sent_at + margin(window) + window[W_PER]), units - left)
     else
-      close(window, units)
-      local ends, last = sent_at and math.min(now, sent_at + margin(window)) or now, #window - 2
-      ends = ends + window[W_PER]
-      ends = ends + -ends % floor(window[W_PER] / 100)
-      if window[last] == ends and last >= W_FIRST then
-        -- As `add`, without a call for each call that ends in the same hundredth of `per`.
-        window[W_USED], window[W_USED_UNITS] = window[W_USED] + 1, window[W_USED_UNITS] + left
-        window[last + 1], window[last + 2] = window[last + 1] + 1, window[last + 2] + left
-      elseif ends > now then -- otherwise it was sent so long ago that it is over
-        add(window, ends - window[W_PER], 1, left)
+      local per, last, open = window[W_PER], #window - 2, window[W_OPEN]
+      local ends = per + (sent_at and math.min(now, sent_at + margin(window)) or now)
+      ends = ends + -ends % ((per - per % 100) / 100)
+      local after = last < W_FIRST or window[last] < ends
+      if open > 0 and units <= window[W_OPEN_UNITS] and ends > now and (after or window[last] == ends) then
+        -- As `close` and `add`, but without calls: the grant moves to the last entry, or to a new one.
+        window[W_OPEN] = open - 1
+        if after then
+          window[last + 3], window[last + 4], window[last + 5] = ends, 1, left
+        else
+          window[last + 1], window[last + 2] = window[last + 1] + 1, window[last + 2] + left
+        end
+        if units > 0 then
+          window[W_OPEN_UNITS] = window[W_OPEN_UNITS] - units
+          window[W_USED_UNITS] = window[W_USED_UNITS] - units + left
+        end
+      else
+        close(window, units)
+        if ends > now then -- otherwise it was sent so long ago that it is over
+          add(window, ends - per, 1, left)
+        end
       end
     end
     if used and used > units then
@@ -220,11 +231,11 @@ if scope.rates then
   end
 
   -- The rates of a service, made if they are missing.
-  local function rates_of(name)
-    local of = state.s[name]
+  local function rates_of(service)
+    local of = service.rates
     if not of then
       of = { o = new_window(), r = {}, u = false, m = false }
-      state.s[name] = of
+      state.s[service.name], service.rates = of, of
     end
     return of
   end
@@ -233,14 +244,14 @@ if scope.rates then
     return window[W_REQUESTS] == rate[1] and window[W_UNITS] == rate[2] and window[W_PER] == rate[3]
   end
 
-  -- The members' windows of each service that were read, by id; false: there is none.
+  -- The rates of each service, and the windows of its members that were read, by id; false: there is none.
   for i = 1, #services do
-    found_of[services[i]] = {}
+    services[i].rates, services[i].windows = state.s[services[i].name], {}
   end
 
   -- A member's window; nil if the member has none. With `rate`, it is created if needed.
   local function user_window(service, user_id, rate)
-    local members = found_of[service]
+    local members = service.windows
     local found = members[user_id]
     if found == nil then
       local key = state.n > 0 and service.name .. '\0' .. user_id
@@ -256,15 +267,15 @@ if scope.rates then
     return found or nil
   end
 
-  -- Read the windows of many members with one command.
+  -- Read the windows of many users, if they have rates (`by_user`), or groups, with one command.
   local function read_windows(service, ids)
     if state.n == 0 then
       return
     end
-    local members, missing, keys, count, prefix = found_of[service], {}, {}, 0, service.name .. '\0'
+    local members, missing, keys, count, prefix = service.windows, {}, {}, 0, service.name .. '\0'
     for i = 1, #ids do
       local id = ids[i]
-      if members[id] == nil and (by_user or byte(id) == 1) then
+      if members[id] == nil then
         count = count + 1
         members[id], missing[count], keys[count] = false, id, prefix .. id
       end
@@ -324,11 +335,12 @@ if scope.rates then
 
   -- The units that the first step of a user reserves. Read only if a rate limits units.
   local function units_at(service, lane, user_id)
-    local of = state.s[service.name]
+    local of = service.rates
     return counts_units(of) and (cost_at(service, lane, user_id) or of.m) or 0
   end
 
-  -- The ids of the groups with a rate: the group of this id, and those that it is in. `path` is that of the innermost.
+  -- The ids of the groups with a rate: the group of this id, and those that it is in. `path` is that of the innermost,
+  -- `windows` are theirs once a step was granted.
   local ids_by_group = {}
   local function rated_ids(service, id)
     if not state.g or service.fifo or not id then
@@ -354,11 +366,11 @@ if scope.rates then
     return user and user[LANES] == '@' and rated_ids(service, user[GROUP]) or NONE
   end
 
-  -- Give the window of a user the rate of its plan. Returns whether the user has a rate.
-  local function take_plan(service, user_id, plan)
-    local rate, found = plan and state.q and state.q[plan] or state.s[service.name].u, found_of[service][user_id]
+  -- Give the window of a user, created if needed, the rate of its plan. Returns it if the user has a rate.
+  local function take_plan(service, user_id, plan, found)
+    local rate = plan and state.q and state.q[plan] or service.rates.u
     if not found then
-      found = (state.q or rate) and user_window(service, user_id, rate)
+      found = rate and user_window(service, user_id, rate)
     end
     if found and not (rate and found[W_REQUESTS] == rate[1] and found[W_UNITS] == rate[2] and found[W_PER] == rate[3]) then
       take_rate(found, rate or nil) -- the user has another plan now
@@ -367,10 +379,24 @@ if scope.rates then
     return rate and found
   end
 
+  -- The windows of groups, created if needed, with the rates that the groups have now.
+  local function windows_of(service, groups)
+    local found = {}
+    for i = 1, #groups do
+      local rate = state.g[sub(groups[i], 2)]
+      found[i] = user_window(service, groups[i], rate)
+      if not has_rate(found[i], rate) then
+        take_rate(found[i], rate)
+      end
+    end
+    groups.windows = found
+    return found
+  end
+
   -- The windows in which a call counts, as a mask: 1 the service's, 2 its region's, 4 the pool's, 8 the user's, 16 those of
   -- the groups. Creates the windows of the user and of the groups, if they have rates.
   local function mask_of(service, user_id, region, plan, groups)
-    local of, mask = state.s[service.name], 0
+    local of, mask = service.rates, 0
     if not of then
       return 0
     end
@@ -378,19 +404,14 @@ if scope.rates then
     if scope.pool_limit and state.p and in_pool(service, region) then
       mask = mask + 4
     end
-    if (of.u or state.q) and take_plan(service, user_id, plan) then
+    if (of.u or state.q) and take_plan(service, user_id, plan, user_window(service, user_id)) then
       mask = mask + 8
     end
-    for i = 1, #groups do
-      local rate, found = state.g[sub(groups[i], 2)], found_of[service][groups[i]]
-      if not found then
-        found = user_window(service, groups[i], rate)
-      end
-      if found[W_REQUESTS] ~= rate[1] or found[W_UNITS] ~= rate[2] or found[W_PER] ~= rate[3] then
-        take_rate(found, rate)
-      end
+    if groups[1] then
+      windows_of(service, groups)
+      mask = mask + 16
     end
-    return groups[1] and mask + 16 or mask
+    return mask
   end
 
   -- Collect the windows of a mask, which the caller changes, in `windows`, and the user and groups that have windows in
@@ -398,7 +419,7 @@ if scope.rates then
   -- each step.
   local windows, members, ids = {}, {}, {}
   local function collect(service, user_id, region, mask, groups)
-    local of, count, known = state.s[service.name] or rates_of(service.name), 0, 0
+    local of, count, known = service.rates or rates_of(service), 0, 0
     if mask % 2 >= 1 then
       count = count + 1
       windows[count] = of.o
@@ -418,7 +439,7 @@ if scope.rates then
     if state.n == 0 then
       return count, 0
     end
-    local own, read = mask % 16 >= 8, found_of[service]
+    local own, read = mask % 16 >= 8, service.windows
     for i = (own or by_user) and 0 or 1, #groups do
       local id = groups[i] or user_id
       local found = read[id]
@@ -446,13 +467,31 @@ if scope.rates then
     end
   end
 
-  local function changed(service, found, user_id)
-    local user = read_user(service, user_id)
-    if user and user[PARKED] and type(user[PARKED]) == 'number' then
-      user[PARKED] = 0 -- the user gets another chance, from the next park_or_unpark on
-      user[CHANGED] = true
+  -- A call of a member has ended, or was sent. `node` is the member's record, or false.
+  local function changed(found, node)
+    if node and node[PARKED] and type(node[PARKED]) == 'number' then
+      node[PARKED] = 0 -- the member gets another chance, from the next park_or_unpark on
+      node[CHANGED] = true
     end
-    score(service, found, user_id, user)
+    local look = found[W_OPEN] == 0 and found[W_FIRST] and found[#found - 2] or MIDDLE -- as `look_of`
+    if look < found[W_LOOK] or found[W_LOOK] == 0 then
+      found[W_LOOK], found[W_CHANGED] = look, 2
+    else
+      found[W_CHANGED] = found[W_CHANGED] or 1
+    end
+  end
+
+  -- Count a grant of these units.
+  local function open(window, units)
+    window[W_OPEN], window[W_USED] = window[W_OPEN] + 1, window[W_USED] + 1
+    if units > 0 then
+      window[W_OPEN_UNITS], window[W_USED_UNITS] = window[W_OPEN_UNITS] + units, window[W_USED_UNITS] + units
+    end
+    if window[W_LOOK] > 0 then
+      window[W_CHANGED] = window[W_CHANGED] or 1
+    elseif window[W_KEY] then
+      window[W_LOOK], window[W_CHANGED] = MIDDLE, 2 -- it is new
+    end
   end
 
   local function advance_users()
@@ -490,10 +529,21 @@ if scope.rates then
     return window[W_REST] > 0 and math.min(window[W_REST], ends) or ends
   end
 
+  -- Park a member whose window keeps a step of these units from being granted, and return it. Its heads are stale then.
+  local function hold(service, id, found, units)
+    local node, due = user_of(service, id), window_due(found, units)
+    node[PARKED] = due and due > 0 and due or MIDDLE
+    score(service, found, id)
+    mark_stale(service, node)
+    if node[LANES] == '@' then
+      of_groups().park_changed(service, node)
+    end
+    return node
+  end
+
   -- Park the user, or the first of its groups, whose rate keeps a step of these units from being granted, and return it.
-  -- Its heads are stale then.
-  local function hold_member(service, user_id, units)
-    local groups, read = rated_groups(service, user_id), found_of[service]
+  local function hold_member(service, user_id, units, groups)
+    local read = service.windows
     for i = by_user and 0 or 1, #groups do
       local id = groups[i] or user_id
       local found = read[id]
@@ -501,14 +551,7 @@ if scope.rates then
         found = user_window(service, id)
       end
       if found and not window_fits(found, units) then
-        local node, due = user_of(service, id), window_due(found, units)
-        node[PARKED] = due and due > 0 and due or MIDDLE
-        score(service, found, id)
-        mark_stale(service, node)
-        if node[LANES] == '@' then
-          of_groups().park_changed(service, node)
-        end
-        return node
+        return hold(service, id, found, units)
       end
     end
   end
@@ -526,46 +569,87 @@ if scope.rates then
       may_park = not on
     end,
 
-    -- Whether rates decide about each step of the service; and whether they may park its user or a group.
-    holds_steps = function(service)
-      local of = state.s[service.name]
-      local parks = of and (of.u or state.q or state.g) and true or false
-      return parks or of and counts_units(of), parks
+    by_user = by_user,
+
+    -- Whether the rates of the service may park a user or a group; and whether `take` depends on more of a step than its
+    -- user.
+    holds = function(service)
+      local of = service.rates
+      return of and (of.u or state.q or state.g) and true or false, of and (state.q or counts_units(of))
     end,
 
     -- Whether a claim that leaves out some bands or regions could overtake a step that the rate of the service or its pool
     -- does not allow yet.
     may_overtake = function(service, bands, regions)
-      local of = state.s[service.name]
+      local of = service.rates
       return of and (regions or not service.fifo and #bands < 4) and (state.p or of.o[W_UNITS] < MIDDLE)
     end,
 
-    -- Whether `admits` and `granted` depend on more of a step than its user.
-    needs_entries = function(service)
-      local of = state.s[service.name]
-      return of and (state.q or counts_units(of))
-    end,
-
-    -- Whether a user's next step, of this cost, may be granted: nil if the rate of the service keeps it from being
-    -- granted, false if that of the user or one of its groups does, which is then parked.
-    admits = function(service, user, cost)
-      local of = state.s[service.name]
-      local units, own = counts_units(of) and (cost or of.m) or 0, of.o
+    -- Count the grant of a user's next step, in a scope without regions and pool, if the rates allow it now. Returns as
+    -- `granted`, with mask 0 if no window counts it; nil if the rate of the service keeps it from being granted; false if
+    -- that of the user or one of its groups does, which is then parked.
+    take = function(service, user, cost, plan)
+      local of = service.rates
+      if not of then
+        return 0
+      end
+      local own, units, mask, groups, found = of.o, cost or of.m or 0, 0, NONE, nil
       if own[W_REST] > 0 or own[W_USED] >= own[W_REQUESTS] or own[W_USED_UNITS] >= own[W_UNITS] then
         return nil
-      elseif hold_member(service, user[ID], units) then
-        return false
       end
-      return own[W_UNITS] == MIDDLE or window_fits(own, units) or nil
+      if by_user then
+        local id = user[ID]
+        found = service.windows[id]
+        if found == nil then
+          found = user_window(service, id)
+        end
+        if found and (found[W_USED] >= found[W_REQUESTS] or found[W_REST] > 0
+          or found[W_UNITS] < MIDDLE and not window_fits(found, counts_units(of) and units or 0)) then
+          hold(service, id, found, counts_units(of) and units or 0)
+          return false
+        end
+      end
+      if state.g and user[LANES] == '@' then
+        groups = rated_ids(service, user[GROUP])
+        for i = 1, #groups do
+          local of_group = user_window(service, groups[i])
+          if of_group and not window_fits(of_group, counts_units(of) and units or 0) then
+            hold(service, groups[i], of_group, counts_units(of) and units or 0)
+            return false
+          end
+        end
+      end
+      if own[W_UNITS] < MIDDLE and not window_fits(own, units) then
+        return nil
+      end
+      if own[W_REQUESTS] < MIDDLE or own[W_UNITS] < MIDDLE then
+        mask, pack_now = 1, true
+        open(own, units)
+      end
+      if by_user then
+        found = take_plan(service, user[ID], plan, found)
+        if found then
+          mask = mask + 8
+          open(found, units)
+        end
+      end
+      if groups[1] then
+        mask = mask + 16
+        local of_groups = groups.windows or windows_of(service, groups)
+        for i = 1, #of_groups do
+          open(of_groups[i], units)
+        end
+      end
+      return mask, units, groups.path
     end,
 
     room = function(service, free)
-      local of = state.s[service.name]
+      local of = service.rates
       return of and math.min(free, room(of.o)) or free
     end,
 
     region_room = function(service, region, free)
-      local of = state.s[service.name]
+      local of = service.rates
       return of and of.r[region] and math.min(free, room(of.r[region])) or free
     end,
 
@@ -576,11 +660,11 @@ if scope.rates then
     -- Whether the rate of the user, or of one of its groups, keeps the user's first step from being granted. If so, the
     -- user or the group is parked.
     parks = function(service, lane, user_id)
-      local of = state.s[service.name]
+      local of = service.rates
       if not may_park or not of or not (of.u or state.q or state.g) then
         return false
       end
-      local node = hold_member(service, user_id, units_at(service, lane, user_id))
+      local node = hold_member(service, user_id, units_at(service, lane, user_id), rated_groups(service, user_id))
       if node then
         late[#late + 1] = { service, node }
         if node[LANES] == '@' then
@@ -593,7 +677,7 @@ if scope.rates then
 
     -- Whether the rates of the service and its pool allow the chosen step.
     fits = function(service, chosen)
-      local of = state.s[service.name]
+      local of = service.rates
       if not of then
         return true
       end
@@ -604,7 +688,7 @@ if scope.rates then
 
     -- Those of the regions whose rate allows the first step of a user.
     fitting = function(service, lane, user_id, regions)
-      local of = state.s[service.name]
+      local of = service.rates
       if not of or not next(of.r) then
         return regions
       end
@@ -625,41 +709,53 @@ if scope.rates then
       if mask == 0 then
         return nil
       end
-      local units, count = cost or state.s[service.name].m or 0, collect(service, user_id, region, mask, groups)
+      local units, count = cost or service.rates.m or 0, collect(service, user_id, region, mask, groups)
       for i = 1, count do
-        local window = windows[i]
-        window[W_OPEN], window[W_OPEN_UNITS] = window[W_OPEN] + 1, window[W_OPEN_UNITS] + units
-        window[W_USED], window[W_USED_UNITS] = window[W_USED] + 1, window[W_USED_UNITS] + units
-        if window[W_LOOK] > 0 then
-          window[W_CHANGED] = window[W_CHANGED] or 1
-        elseif window[W_KEY] then
-          window[W_LOOK], window[W_CHANGED] = MIDDLE, 2 -- it is new
-        end
+        open(windows[i], units)
       end
       return mask, units, groups.path
     end,
 
     -- The call of a grant has ended, or was never made.
-    ended = function(service, user_id, region, refund, used, mask, units, sent_at, granted, after, path)
-      local of = state.s[service.name]
+    ended = function(service, user, region, refund, used, mask, units, sent_at, granted, after, path)
+      local of = service.rates
       if used and not refund and of then
         of.m, pack_now = smoothed(of.m, used), true
       end
       if not mask then
         return
       end
-      local groups = path and rated_ids(service, '\1' .. path) or NONE
-      local reported, count, found = sent_at and true or false, collect(service, user_id, region, mask, groups)
+      local reported, shared = sent_at and true or false, mask % 8
+      local end_in = refund and not reported and close or window_ended
       sent_at = sent_at or (after and math.min(now, granted + after))
-      for i = 1, count do
-        if refund and not reported then
-          close(windows[i], units)
-        else
-          window_ended(windows[i], units, used, sent_at, reported)
+      if shared == 1 and of then
+        pack_now = true
+        end_in(of.o, units, used, sent_at, reported)
+      elseif shared > 0 then
+        for i = 1, collect(service, user[ID], region, shared, NONE) do
+          end_in(windows[i], units, used, sent_at, reported)
         end
       end
-      for i = 1, found do
-        changed(service, members[i], ids[i])
+      local own = mask % 16 >= 8
+      if own or by_user then
+        local found = service.windows[user[ID]]
+        if found == nil then
+          found = user_window(service, user[ID])
+        end
+        if found then
+          if own then
+            end_in(found, units, used, sent_at, reported)
+          end
+          changed(found, user)
+        end
+      end
+      local groups = path and rated_ids(service, '\1' .. path) or NONE
+      for i = 1, #groups do
+        local found = user_window(service, groups[i])
+        if found then
+          end_in(found, units, used, sent_at, reported)
+          changed(found, read_user(service, groups[i]))
+        end
       end
     end,
 
@@ -676,7 +772,7 @@ if scope.rates then
 
     advance = function()
       for _, service in ipairs(services) do
-        local of = state.s[service.name]
+        local of = service.rates
         if of then
           local over = window_advance(of.o)
           for _, window in pairs(of.r) do
@@ -701,7 +797,7 @@ if scope.rates then
     due = function()
       local due, blocked = MIDDLE, false
       for _, service in ipairs(services) do
-        local of = state.s[service.name]
+        local of = service.rates
         if of and not service.runnable and service.waiting[1] + service.waiting[2] + service.waiting[3] > 0 then
           blocked = true
           due = math.min(due, first_end(of.o))
@@ -725,7 +821,8 @@ if scope.rates then
       for _, parked in ipairs(late) do -- by a pick after the users were written
         call('HSET', parked[1].keys.users, parked[2][ID], stored_user(parked[2]))
       end
-      for _, of_service in pairs(found_of) do
+      for i = 1, #services do
+        local of_service = services[i].windows
         for id, found in pairs(of_service) do
           if found and found[W_CHANGED] then
             local key = found[W_KEY]
@@ -733,7 +830,9 @@ if scope.rates then
               gone[#gone + 1], state.n, pack_now = key, state.n - 1, true
               of_service[id] = false
             else
-              fold(found)
+              if found[W_MANY] then
+                fold(found)
+              end
               count = count + 2
               written[count - 1], written[count] = key, pack(unpack(found, W_PER))
               if found[W_CHANGED] == 2 then
@@ -835,8 +934,8 @@ if scope.rates then
             add(windows[i], sent_at + margin(windows[i]), 1, units)
           end
           for i = 1, found do
-            changed(service, members[i], ids[i])
             local node = read_user(service, ids[i])
+            changed(members[i], node)
             if node and node[PARKED] == 0 then
               reconsider(service, node)
             end
@@ -860,7 +959,7 @@ if scope.rates then
 
         -- µs until the rate of a group allows the `count`-th step of its members from now, of this cost.
         group_wait = function(service, id, count, cost)
-          local of, found = state.s[service.name], state.g and state.g[sub(id, 2)] and user_window(service, id)
+          local of, found = service.rates, state.g and state.g[sub(id, 2)] and user_window(service, id)
           if not of or not found then
             return 0
           end
@@ -869,7 +968,7 @@ if scope.rates then
 
         -- What the upstream said about its limits.
         rest = function(service, region, seconds, requests, units)
-          local of = rates_of(service.name)
+          local of = rates_of(service)
           local window, until_then = of.o, now + seconds
           if region then
             window = of.r[region] or new_window()
@@ -890,7 +989,7 @@ if scope.rates then
         end,
 
         uses = function(service)
-          local rows, of = {}, state.s[service.name]
+          local rows, of = {}, service.rates
           if of then
             row_of(rows, 'service', service.name, of.o)
             for i = 1, #service.regions, 2 do

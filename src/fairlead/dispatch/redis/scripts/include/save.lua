@@ -5,22 +5,24 @@
 local function save_service(service)
   local k = service.keys
   refresh(service)
-  if next(service.waiting_costs) and costs_of(service)[STATED] <= 0 then
+  if service.waiting_costs and service.costs[STATED] <= 0 then
     service.costs[STATED] = 0
     call('UNLINK', k.costs)
-  elseif next(service.waiting_costs) then
+  elseif service.waiting_costs then
     -- Add up the costs that began and ceased to wait. A sum may be missing, if a process of an older version queued the
     -- steps.
-    local names_of_sums, sums = {}, {}
-    for name in pairs(service.waiting_costs) do
-      names_of_sums[#names_of_sums + 1] = name
+    local names_of_sums, sums, stated, count, n = {}, {}, service.waiting_stated, 0, 0
+    for name in pairs(stated) do
+      count = count + 1
+      names_of_sums[count] = name
     end
-    for i, stored in ipairs(read_many(k.costs, names_of_sums)) do
-      local name = names_of_sums[i]
-      local change, steps, sum = service.waiting_costs[name], unpack_of(stored or '')
-      steps, sum = (steps or 0) + change[1], (sum or 0) + change[2]
+    local read = read_many(k.costs, names_of_sums)
+    for i = 1, count do
+      local name, steps, sum = names_of_sums[i], unpack_of(read[i] or '')
+      steps, sum = (steps or 0) + stated[name], (sum or 0) + service.waiting_costs[name]
       if steps > 0 then
-        sums[#sums + 1], sums[#sums + 2] = name, pack(steps, math.max(0, sum))
+        sums[n + 1], sums[n + 2] = name, pack(steps, sum > 0 and sum or 0)
+        n = n + 2
       else
         call('HDEL', k.costs, name)
       end

@@ -52,20 +52,31 @@ end
 
 -- Whether a sorts before b, bytewise as in sorted sets. Lua's `<` depends on the server's locale.
 local function before(a, b)
-  for i = 1, math.min(#a, #b), 4 do
-    local a1, a2, a3, a4 = byte(a, i, i + 3)
-    local b1, b2, b3, b4 = byte(b, i, i + 3)
+  local i = 1
+  while true do
+    local a1, a2, a3, a4, a5, a6, a7, a8 = byte(a, i, i + 7)
+    local b1, b2, b3, b4, b5, b6, b7, b8 = byte(b, i, i + 7)
     if a1 ~= b1 then
-      return a1 < b1
+      return (a1 or -1) < (b1 or -1)
     elseif a2 ~= b2 then
       return (a2 or -1) < (b2 or -1)
     elseif a3 ~= b3 then
       return (a3 or -1) < (b3 or -1)
     elseif a4 ~= b4 then
       return (a4 or -1) < (b4 or -1)
+    elseif a5 ~= b5 then
+      return (a5 or -1) < (b5 or -1)
+    elseif a6 ~= b6 then
+      return (a6 or -1) < (b6 or -1)
+    elseif a7 ~= b7 then
+      return (a7 or -1) < (b7 or -1)
+    elseif a8 ~= b8 then
+      return (a8 or -1) < (b8 or -1)
+    elseif not a8 then
+      return false
     end
+    i = i + 8
   end
-  return #a < #b
 end
 
 -- Pass numbers to commands as text where possible: the server formats Lua numbers with all digits of a double (0.2 µs
@@ -302,7 +313,7 @@ local function new_service(name, base)
     regional = false, regions = NONE, weights = NONE, pooled = NONE, partial = false, leased = 0, held = 0,
     taken = NONE,
     breaker = 0, breaker_rest = 0, health = NONE,
-    costs = false, stored_costs = false, costs_changed = false, waiting_costs = {},
+    costs = false, stored_costs = false, costs_changed = false, waiting_costs = false, waiting_stated = false, rates = false, windows = false,
     mean = false, measured = 0, ready = false, runnable = false, due = false, vt = NONE, waiting = NONE,
   }
 end

@@ -162,9 +162,9 @@ local function release_one(
   service, name, mark, reported, sent, job, _, _, user_id, _, granted, region, charged, weight, band, estimate, _,
   mask, units, sent_at, cost, group
 )
-  local user = user_of(service, user_id)
+  local user, unparked = user_of(service, user_id), false
   if rates then
-    rates.ended(service, user, region, mark == '1', reported, mask, units, sent_at, granted, sent, group)
+    unparked = rates.ended(service, user, region, mark == '1', reported, mask, units, sent_at, granted, sent, group)
   end
   service.leased = service.leased - 1
   if region then
@@ -196,7 +196,7 @@ local function release_one(
   else
     park_or_unpark(service, user)
   end
-  if rates and group then
+  if unparked then
     rates.groups_ended(service, group)
   end
   forget_if_idle(service, user)

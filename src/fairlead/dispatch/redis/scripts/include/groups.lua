@@ -172,10 +172,13 @@ end
 -- user and its groups.
 local function released(service, user, band, estimate, real)
   local id, users, limited = not service.fifo and user[GROUP], service.users, false
+  local weight, difference = nil, nil
   while id do
     local group = users[id] or read_user(service, id) or error('the group of a user is not stored')
-    local weight = group[WEIGHT]
-    local difference = (real and charge(real, weight) or 0) - (estimate > 0 and charge(estimate, weight) or 0)
+    if group[WEIGHT] ~= weight then
+      weight = group[WEIGHT]
+      difference = (real and charge(real, weight) or 0) - (estimate > 0 and charge(estimate, weight) or 0)
+    end
     group[RUNNING], group[CHANGED] = group[RUNNING] - 1, true
     if difference ~= 0 then
       group[TAG + band] = (group[TAG + band] or 0) + difference

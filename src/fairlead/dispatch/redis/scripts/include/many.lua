@@ -122,11 +122,16 @@ end
 -- outermost. Returns the user's charge.
 local function take_first(service, band, lane, at, user, estimate, path, count)
   local charged, times = 0, band < 2 and GROUP_TIMES + band or GROUP_TIMES + 1 + band
+  local weight, cost = nil, nil
   user[TAKEN], user[at + 1] = user[TAKEN] + 1, user[at + 1] - 1
   user[WAITING], user[RUNNING] = user[WAITING] - 1, user[RUNNING] + 1
   for i = service.fifo and 0 or count + 1, 1, -1 do
     local node = i > count and user or path[i]
-    local tag, cost = node[TAG + band], charge(estimate, node[WEIGHT])
+    local tag = node[TAG + band]
+    if node[WEIGHT] ~= weight then
+      weight = node[WEIGHT]
+      cost = charge(estimate, weight)
+    end
     if node[NEW + band] then
       node[NEW + band] = false
     elseif i > 1 then
@@ -165,10 +170,11 @@ end
 -- Returns the number of granted steps, and whether a rate keeps the next one from being granted.
 local function take_in_band(service, band, heads, room, issue)
   local lane, parks, read_first = UNBOUND[band], false, service.stored_costs and costs_of(service)[STATED] > 0
+  local plans = nil
   if rates then
     local needs_entries
     parks, needs_entries = rates.holds(service)
-    read_first = read_first or needs_entries
+    read_first, plans = read_first or needs_entries, rates.state.q
   end
   local root, levels, path, ahead, full = new_level(lane, room, heads), NONE, {}, { at = {} }, false
   local left_out = {}
@@ -222,8 +228,8 @@ local function take_in_band(service, band, heads, room, issue)
     local job, cost, plan = sub(member, job_at), nil, nil
     local entry = read_first and call('HGET', ENTRIES, job)
     if entry then
-      local _
-      _, _, _, _, _, _, _, cost, _, _, _, _, _, _, _, plan = unpack_of(entry)
+      local _, _, _, _, _, _, _, _, stated = cmsgpack.unpack_limit(entry, 8, 0)
+      cost, plan = stated, plans and select(16, unpack_of(entry)) or nil
     end
     local mask, reserved, path_of_rate = 0, nil, nil
     if rates then

@@ -35,18 +35,22 @@ if scope.rates then
     end
   end
 
-  -- Pack all entries but the last four, if there are twice as many.
-  local function fold(window)
+  -- Pack all entries but the last ones, which take this many values: each costs 0.1 µs whenever the window is written.
+  local function fold(window, left)
+    local last = #window
+    local kept = last - left + 1
+    if not window[W_OLDER] then
+      window[W_OLDER], window[W_NEXT] = '', window[W_FIRST]
+    end
+    window[W_OLDER] = window[W_OLDER] .. pack(unpack(window, W_FIRST, kept - 1))
+    for at = W_FIRST, last do
+      window[at] = window[at + kept - W_FIRST]
+    end
+  end
+
+  local function fold_many(window)
     if window[W_MANY] then
-      local last = #window
-      local kept = last - 11
-      if not window[W_OLDER] then
-        window[W_OLDER], window[W_NEXT] = '', window[W_FIRST]
-      end
-      window[W_OLDER] = window[W_OLDER] .. pack(unpack(window, W_FIRST, kept - 1))
-      for at = W_FIRST, last do
-        window[at] = window[at + kept - W_FIRST]
-      end
+      fold(window, 12)
     end
   end
 
@@ -361,6 +365,13 @@ if scope.rates then
     return found
   end
 
+  -- The same for a path that a lease names.
+  local function rated_on_path(service, path)
+    local found = rated_ids(service, '\1' .. path)
+    ids_by_group[path] = found
+    return found
+  end
+
   local function rated_groups(service, user_id)
     local user = state.g and (service.users[user_id] or read_user(service, user_id))
     return user and user[LANES] == '@' and rated_ids(service, user[GROUP]) or NONE
@@ -610,10 +621,11 @@ if scope.rates then
         end
       end
       if state.g and user[LANES] == '@' then
-        groups = rated_ids(service, user[GROUP])
+        groups = ids_by_group[user[GROUP]] or rated_ids(service, user[GROUP])
         for i = 1, #groups do
-          local of_group = user_window(service, groups[i])
-          if of_group and not window_fits(of_group, counts_units(of) and units or 0) then
+          local of_group = groups.windows and groups.windows[i] or user_window(service, groups[i])
+          if of_group and (of_group[W_USED] >= of_group[W_REQUESTS] or of_group[W_REST] > 0
+            or of_group[W_UNITS] < MIDDLE and not window_fits(of_group, counts_units(of) and units or 0)) then
             hold(service, groups[i], of_group, counts_units(of) and units or 0)
             return false
           end
@@ -716,14 +728,14 @@ if scope.rates then
       return mask, units, groups.path
     end,
 
-    -- The call of a grant has ended, or was never made.
+    -- The call of a grant has ended, or was never made. Returns whether a group is to be unparked by `groups_ended`.
     ended = function(service, user, region, refund, used, mask, units, sent_at, granted, after, path)
       local of = service.rates
       if used and not refund and of then
         of.m, pack_now = smoothed(of.m, used), true
       end
       if not mask then
-        return
+        return false
       end
       local reported, shared = sent_at and true or false, mask % 8
       local end_in = refund and not reported and close or window_ended
@@ -749,19 +761,23 @@ if scope.rates then
           changed(found, user)
         end
       end
-      local groups = path and rated_ids(service, '\1' .. path) or NONE
+      local groups, unparked = path and (ids_by_group[path] or rated_on_path(service, path)) or NONE, false
       for i = 1, #groups do
-        local found = user_window(service, groups[i])
+        local id = groups[i]
+        local found, node = service.windows[id] or user_window(service, id), service.users[id]
         if found then
+          node = node == nil and read_user(service, id) or node
           end_in(found, units, used, sent_at, reported)
-          changed(found, read_user(service, groups[i]))
+          changed(found, node)
         end
+        unparked = unparked or not node or node[PARKED] == 0
       end
+      return unparked
     end,
 
     -- After `ended`: look again at the groups of this path. The user may be in another group now.
     groups_ended = function(service, path)
-      local groups = rated_ids(service, '\1' .. path)
+      local groups = rated_on_path(service, path)
       for i = 1, #groups do
         local group = read_user(service, groups[i])
         if group and group[PARKED] == 0 then
@@ -830,8 +846,8 @@ if scope.rates then
               gone[#gone + 1], state.n, pack_now = key, state.n - 1, true
               of_service[id] = false
             else
-              if found[W_MANY] then
-                fold(found)
+              if found[W_SOME] then
+                fold(found, 6)
               end
               count = count + 2
               written[count - 1], written[count] = key, pack(unpack(found, W_PER))
@@ -849,13 +865,13 @@ if scope.rates then
       call_many('ZADD', RATED, scores, 2)
       if pack_now then
         for _, of in pairs(state.s) do
-          fold(of.o)
+          fold_many(of.o)
           for _, window in pairs(of.r) do
-            fold(window)
+            fold_many(window)
           end
         end
         if state.p then
-          fold(state.p)
+          fold_many(state.p)
         end
         fields[#fields + 1], fields[#fields + 2] = 'rates', pack(state)
       end
@@ -927,7 +943,7 @@ if scope.rates then
 
         -- The call of a grant was sent. Returns when.
         sent = function(service, user_id, region, mask, units, granted, after, path)
-          local groups = path and rated_ids(service, '\1' .. path) or NONE
+          local groups = path and rated_on_path(service, path) or NONE
           local sent_at, count, found = math.min(now, granted + after), collect(service, user_id, region, mask, groups)
           for i = 1, count do
             close(windows[i], units)
@@ -946,7 +962,7 @@ if scope.rates then
 
         -- Count a call that ended before the queue was rebuilt.
         spent = function(service, user_id, region, ended_at, units, plan, path)
-          local groups = path and rated_ids(service, '\1' .. path) or NONE
+          local groups = path and rated_on_path(service, path) or NONE
           local mask = mask_of(service, user_id, region, plan, groups)
           local count, found = collect(service, user_id, region, mask, groups)
           for i = 1, count do

@@ -2,7 +2,7 @@
 -- are packed in W_OLDER (false: none), and W_NEXT is the first end among these: a script rarely needs them. Of a member's
 -- window, W_KEY is its field of RATES, W_CHANGED is 1 if it has to be written and 2 if its time in RATED has to be too (both
 -- are values of this call only, and not stored), and W_LOOK is that time. It may be earlier than necessary, so that RATED is
--- not written for every call. A window with a value at W_MANY has so many entries that older ones are packed.
+-- not written for every call. If a window has a value at W_MANY, or a member's window at W_SOME, older entries are packed.
 --- @const W_KEY 1
 --- @const W_CHANGED 2
 --- @const W_PER 3
@@ -18,3 +18,4 @@
 --- @const W_OLDER 13
 --- @const W_FIRST 14
 --- @const W_MANY 38
+--- @const W_SOME 25

@@ -87,10 +87,12 @@ local function issue(service, job, step, run, user, estimate, charged, band, reg
   local n, user_id, weight, expires = HEADER + 10 * count, user[ID], user[WEIGHT], now + service.ttl
   count, scope.counter = count + 1, scope.counter + 1
   local name, stored = first_of_name .. scope.counter .. ARGV[13], nil
-  if mask or cost then
+  if group then
+    stored = pack(job, step, run, user_id, worker_name, now, region, charged, weight, band, estimate, expires,
+      mask, units, false, cost or false, group)
+  elseif mask or cost then
     stored = pack(job, step, run, user_id, worker_name, now, region, charged, weight, band, estimate, expires,
       mask or false, units or false, false, cost or false)
-    stored = group and stored .. pack(group) or stored
   else
     stored = pack(job, step, run, user_id, worker_name, now, region, charged, weight, band, estimate, expires)
   end

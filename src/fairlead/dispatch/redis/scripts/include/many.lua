@@ -15,7 +15,9 @@ end
 -- Let a user or group that has more waiting wait for another turn.
 local function reinsert(level, node, sort_key)
   local last = level.last + 1
-  level.last, level.again[last], level.again_keys[last] = last, node, sort_key
+  level.last = last
+  level.again[last] = node
+  level.again_keys[last] = sort_key
   if sort_key < level.least then
     level.least = sort_key
   end
@@ -198,7 +200,9 @@ local function take_in_band(service, band, heads, room, issue)
     while byte(user[ID]) == 1 do
       -- Descend into a group. The first time, read the heads within all groups of the level, as many as each is
       -- expected to need, and their records with one command.
-      path[depth], path[-depth], depth = user, level, depth + 1
+      path[depth] = user
+      path[-depth] = level
+      depth = depth + 1
       if not levels[user[ID]] then
         local members_of_all = {}
         levels = levels == NONE and {} or levels
@@ -221,7 +225,7 @@ local function take_in_band(service, band, heads, room, issue)
       level = levels[user[ID]]
       user = next_of(service, level) or error('a member of a group is not in the heads')
     end
-    local at = user[LANES] == lane and LANES or lane_at(user, lane)
+    local at = user[LANES] == lane and LANES or user[MEMBER_LANES] == lane and MEMBER_LANES or lane_at(user, lane)
     local each = level.each + (service.fifo and 1 or 0)
     local member, following = next_steps(service, lane, user, user[at + 1], each, ahead)
     local job_at = #lane + #user[ID] + 23
@@ -253,7 +257,9 @@ local function take_in_band(service, band, heads, room, issue)
       estimates[count] = estimate_of(service, user, cost)
       charges[count] = take_first(service, band, lane, at, user, estimates[count], path, depth - 1)
       if mask > 0 then
-        masks[count], units[count], groups[count] = mask, reserved, path_of_rate
+        masks[count] = mask
+        units[count] = reserved
+        groups[count] = path_of_rate
       end
     end
     -- Put the user and its groups back. One with as many others ahead of it as there are grants left gets no further one.
@@ -267,7 +273,9 @@ local function take_in_band(service, band, heads, room, issue)
           reinsert(level, node, sort_key)
         elseif parks then
           local n = #left_out
-          left_out[n + 1], left_out[n + 2], left_out[n + 3] = level, node, sort_key
+          left_out[n + 1] = level
+          left_out[n + 2] = node
+          left_out[n + 3] = sort_key
         end
       end
       depth = depth - 1

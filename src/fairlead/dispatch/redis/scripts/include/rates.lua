@@ -210,7 +210,9 @@ if scope.rates then
         -- As `close` and `add`, but without calls: the grant moves to the last entry, or to a new one.
         window[W_OPEN] = open - 1
         if after then
-          window[last + 3], window[last + 4], window[last + 5] = ends, 1, left
+          window[last + 3] = ends
+          window[last + 4] = 1
+          window[last + 5] = left
         else
           window[last + 1], window[last + 2] = window[last + 1] + 1, window[last + 2] + left
         end
@@ -281,7 +283,9 @@ if scope.rates then
       local id = ids[i]
       if members[id] == nil then
         count = count + 1
-        members[id], missing[count], keys[count] = false, id, prefix .. id
+        members[id] = false
+        missing[count] = id
+        keys[count] = prefix .. id
       end
     end
     local read = read_many(RATES, keys)
@@ -383,7 +387,7 @@ if scope.rates then
     if not found then
       found = rate and user_window(service, user_id, rate)
     end
-    if found and not (rate and found[W_REQUESTS] == rate[1] and found[W_UNITS] == rate[2] and found[W_PER] == rate[3]) then
+    if found and not (rate and has_rate(found, rate)) then
       take_rate(found, rate or nil) -- the user has another plan now
       score(service, found, user_id)
     end
@@ -596,16 +600,16 @@ if scope.rates then
       return of and (regions or not service.fifo and #bands < 4) and (state.p or of.o[W_UNITS] < MIDDLE)
     end,
 
-    -- Count the grant of a user's next step, in a scope without regions and pool, if the rates allow it now. Returns as
-    -- `granted`, with mask 0 if no window counts it; nil if the rate of the service keeps it from being granted; false if
-    -- that of the user or one of its groups does, which is then parked.
+    -- Count the grant of a user's next step, in a scope without regions and pool, if the rates allow it now. The caller
+    -- takes no more steps than `room`. Returns as `granted`, with mask 0 if no window counts it; nil if the units of the
+    -- service keep it from being granted; false if the rate of the user or one of its groups does, which is then parked.
     take = function(service, user, cost, plan)
       local of = service.rates
       if not of then
         return 0
       end
       local own, units, mask, groups, found = of.o, cost or of.m or 0, 0, NONE, nil
-      if own[W_REST] > 0 or own[W_USED] >= own[W_REQUESTS] or own[W_USED_UNITS] >= own[W_UNITS] then
+      if own[W_USED_UNITS] >= own[W_UNITS] then
         return nil
       end
       if by_user then
@@ -639,7 +643,11 @@ if scope.rates then
         open(own, units)
       end
       if by_user then
-        found = take_plan(service, user[ID], plan, found)
+        local rate = plan and state.q and state.q[plan] or of.u
+        if not (found and rate and found[W_REQUESTS] == rate[1] and found[W_UNITS] == rate[2]
+          and found[W_PER] == rate[3]) then
+          found = take_plan(service, user[ID], plan, found)
+        end
         if found then
           mask = mask + 8
           open(found, units)
@@ -850,7 +858,8 @@ if scope.rates then
                 fold(found, 6)
               end
               count = count + 2
-              written[count - 1], written[count] = key, pack(unpack(found, W_PER))
+              written[count - 1] = key
+              written[count] = pack(unpack(found, W_PER))
               if found[W_CHANGED] == 2 then
                 scores[#scores + 1], scores[#scores + 2] = format('%d', found[W_LOOK]), key
               end

@@ -1,4 +1,3 @@
---- @const HIGHEST 1e300
 -- Grants many steps of one service at once. The outcome is the same as with one `pick` and `take` per step, but heads
 -- are read once, and queues are written once.
 --
@@ -7,6 +6,8 @@
 -- that had a turn and wait for another, of which those from `first` to `sorted` are in order, and those behind, up to
 -- `last`, are not yet; `least` is the first sort key of all of them. `quota` is the number of grants that the level is
 -- expected to get, `each` that of one head.
+--
+--- @const HIGHEST 1e300
 
 local function sorts_before(sort_key, id, other, other_id)
   return sort_key < other or (sort_key == other and before(id, other_id))

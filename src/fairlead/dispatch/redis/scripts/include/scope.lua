@@ -313,7 +313,8 @@ local function new_service(name, base)
     regional = false, regions = NONE, weights = NONE, pooled = NONE, partial = false, leased = 0, held = 0,
     taken = NONE,
     breaker = 0, breaker_rest = 0, health = NONE,
-    costs = false, stored_costs = false, costs_changed = false, waiting_costs = false, waiting_stated = false, rates = false, windows = false,
+    costs = false, stored_costs = false, costs_changed = false, waiting_costs = false, waiting_stated = false,
+    rates = false, windows = false,
     mean = false, measured = 0, ready = false, runnable = false, due = false, vt = NONE, waiting = NONE,
   }
 end

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fairlead.store.sqlite.writer_thread import COPY_AFTER
+from fairlead.store.sqlite.store import COPY_AFTER
 
 ROUNDS = 15
 
@@ -22,7 +22,7 @@ import asyncio, itertools, os, sys, time
 from fairlead.domain.job import Job
 from fairlead.domain.transitions import submit
 from fairlead.store.group_commit import GroupCommit
-from fairlead.store.sqlite import SqliteStore, writer_thread
+from fairlead.store.sqlite import SqliteStore, store as sqlite_store
 
 async def caller(group_commit, name):
     for n in itertools.count():
@@ -31,7 +31,7 @@ async def caller(group_commit, name):
         os.write(1, f"{job.id}\\n".encode())
 
 async def main():
-    writer_thread.COPY_AFTER = int(sys.argv[3])
+    sqlite_store.COPY_AFTER = int(sys.argv[3])
     store = SqliteStore(sys.argv[1])
     await store.open()
     group_commit = GroupCommit(store)

@@ -21,13 +21,14 @@ from fairlead.errors import InvalidInput, StoreError, Unavailable
 from fairlead.store.port import Busy
 from fairlead.store.sql_files import migrations
 from fairlead.store.sqlite.lock import is_open_here
-from fairlead.store.sqlite.writer_thread import COPY_LIMIT
 
 APPLICATION_ID = 0x4641_4952  # "FAIR"
 OLDEST_SQLITE = (3, 38, 0)  # `->>`, and json_each as a part of every build
 BUSY_TIMEOUT = 5.0
 MODE = 0o600
 MIN_FREE_SPACE = 1 << 20  # bytes
+COPY_LIMIT = 4000
+"""A commit copies the write-ahead log into the database itself (a checkpoint) if the log has this many pages."""
 _MIGRATIONS = "fairlead.store.sqlite"
 _BUSY = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL}
 _AWAY = {
@@ -253,22 +254,23 @@ def _use_wal(connection: sqlite3.Connection) -> None:
             time.sleep(0.01)
 
 
-def copier(path: str, synchronous: str) -> sqlite3.Connection:
-    """A connection that copies the write-ahead log. `synchronous` determines whether it waits for the disk before the
-    log may be overwritten."""
-    connection = sqlite3.connect(path, isolation_level=None, timeout=BUSY_TIMEOUT, check_same_thread=False)
-    connection.execute(f"PRAGMA synchronous = {synchronous}")
-    return connection
-
-
 def writer(path: str, synchronous: str, *, overwrites: bool) -> sqlite3.Connection:
     """The connection that writes. With `overwrites`, it overwrites what it deletes with zeros."""
-    connection = copier(path, synchronous)
+    connection = sqlite3.connect(path, isolation_level=None, timeout=BUSY_TIMEOUT, check_same_thread=False)
     connection.execute(f"PRAGMA wal_autocheckpoint = {COPY_LIMIT}")
     connection.execute("PRAGMA temp_store = MEMORY")
+    connection.execute(f"PRAGMA synchronous = {synchronous}")
     if overwrites:
         connection.execute("PRAGMA secure_delete = ON")
     return connection
+
+
+def copy_log(connection: sqlite3.Connection) -> None:
+    """Copy the write-ahead log into the database (a checkpoint), as far as readers allow. Only the connection that
+    writes may do so: SQLite before 3.51.3 can corrupt the database if one connection copies the log while another one
+    commits (https://sqlite.org/wal.html#walresetbug)."""
+    with suppress(sqlite3.Error):  # such as a full disk: nothing is lost, and commits report it
+        connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
 
 
 def empty_log(connection: sqlite3.Connection) -> bool:

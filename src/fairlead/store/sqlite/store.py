@@ -34,7 +34,12 @@ from fairlead.store.sqlite.commit import CommitBatch
 from fairlead.store.sqlite.gil import prompt_handover
 from fairlead.store.sqlite.lock import DispatchLock, file_identity, store_closed, store_opened
 from fairlead.store.sqlite.reads import Reads
-from fairlead.store.sqlite.writer_thread import LogCopier, WriterThread
+from fairlead.store.sqlite.writer_thread import WriterThread
+
+COPY_AFTER = 2000
+"""Copy the write-ahead log into the database when about this many pages were written to it."""
+PAGES_OF_COMMIT, PAGES_OF_TRANSITION = 10, 2
+"""About how many pages a commit writes, and how many more for each transition."""
 
 
 class SqliteStore(Reads):
@@ -57,7 +62,7 @@ class SqliteStore(Reads):
         self._dispatch_lock = DispatchLock(self._path)
         self._writer: sqlite3.Connection | None = None
         self._writer_thread: WriterThread | None = None
-        self._log_copier: LogCopier | None = None
+        self._pages = 0  # written to the log since it was copied, roughly
         self._cannot_write = False
         self._overwrites = overwrites
         self._log_holds_erased = overwrites
@@ -66,7 +71,7 @@ class SqliteStore(Reads):
     async def open(self) -> None:
         self._writer_thread = WriterThread("fairlead-write")
         try:
-            self._log_copier = LogCopier(await self._in_writer(self._open_writer))
+            await self._in_writer(self._open_writer)
         except BaseException:
             self._writer_thread.shutdown()
             self._writer_thread = None
@@ -79,9 +84,6 @@ class SqliteStore(Reads):
         # Close the readers first: the last connection to close empties the write-ahead log, and a read-only one cannot
         # do that.
         self._close_readers()
-        if self._log_copier is not None:
-            await self._log_copier.close()
-            self._log_copier = None
         await self._in_writer(self._close_writer)
         self._writer_thread.shutdown()
         self._writer_thread = None
@@ -105,11 +107,13 @@ class SqliteStore(Reads):
                 answer = await self._in_writer(self._read_and_apply, ordered, now)
             else:
                 answer = await self._in_writer(self._apply, self._parameters(ordered, now))
-        if self._log_copier is not None:
-            self._log_copier.wrote(len(batch))
+        self._pages += PAGES_OF_COMMIT + PAGES_OF_TRANSITION * len(batch)
         if self._overwrites and any(isinstance(each, Erase) for each in batch):
             self._log_holds_erased = True
-            await self._empty_log()
+            await self._in_writer(self._empty_log)
+        elif self._pages >= COPY_AFTER and self._writer_thread is not None:
+            self._pages = 0
+            self._writer_thread.submit(self._copy_log)  # after this commit, whose callers go on meanwhile
         return ordered.committed(answer)
 
     def _parameters(self, batch: CommitBatch, now: int | None) -> list[Any]:
@@ -122,32 +126,31 @@ class SqliteStore(Reads):
         if self._cannot_write:
             await self._in_writer(self._try_to_write)
         if self._log_holds_erased:
-            await self._empty_log()
+            await self._in_writer(self._empty_log)
 
-    def _open_writer(self) -> sqlite3.Connection:
-        """Open the connection that writes. Returns the connection that copies the log."""
+    def _open_writer(self) -> None:
         connect.prepare(self._path)
         with connect.translated(self._path):
             self._writer = connect.writer(self._path, self._synchronous, overwrites=self._overwrites)
             for file in WRITES:
                 self._writer.executescript(script(__package__, file))
-            copier = connect.copier(self._path, self._synchronous)
         for path in (self._path, f"{self._path}-wal", f"{self._path}-shm"):
             with suppress(OSError):
                 self._files[path] = file_identity(path)
         store_opened(self._files[self._path])
-        return copier
 
     def _close_writer(self) -> None:
         if self._writer is not None:
             self._writer.close()
             self._writer = None
 
-    async def _empty_log(self) -> None:
-        if self._log_copier is not None:
-            await self._log_copier.pause()
-        if self._writer is not None:
-            self._log_holds_erased = not await self._in_writer(connect.empty_log, self._writer)
+    def _copy_log(self) -> None:
+        assert self._writer is not None
+        connect.copy_log(self._writer)
+
+    def _empty_log(self) -> None:
+        assert self._writer is not None
+        self._log_holds_erased = not connect.empty_log(self._writer)
 
     def _apply(self, parameters: list[Any]) -> str:
         """Run the statement of a commit. The statement is a transaction of its own, so an error changes nothing."""

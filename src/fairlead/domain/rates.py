@@ -10,7 +10,7 @@ Times are whole microseconds, and units whole millionths, so that the Redis scri
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -69,22 +69,29 @@ class MemberRates(NamedTuple):
 
 
 class Window:
-    """What a rate counts now. `open` requests and units belong to grants that have not been sent, as far as is known;
-    the others are in `entries`, as [end, requests, units], sorted by their end.
+    """What a rate counts now: `requests` and `units` in total. Of these, the `counted` ones are in `entries`, sorted by
+    their end: end, requests and units of the first entry, then those of the second, and so on, in one list of numbers,
+    because a list for each entry costs more time and memory than the numbers. The others are `open`: they belong to
+    grants that have not been sent, as far as is known. So a grant changes two numbers, and the end of its call moves it
+    to an entry.
 
     `rest` is the time until which the provider takes nothing, because it said so; 0 if it takes requests.
+
+    `member` is the id of the user or group whose window it is; "" if the window is that of a service, region or pool.
+    `look_at` is for the dispatcher: the time at which it looks at the window of a member next.
     """
 
     __slots__ = (
-        "counts", "entries", "margin", "most_requests", "most_units", "open_requests", "open_units", "per", "rate",
-        "requests", "rest", "units", "width",
+        "counted_requests", "counted_units", "counts", "entries", "look_at", "margin", "member", "most_requests",
+        "most_units", "per", "rate", "requests", "rest", "units", "width",
     )  # fmt: skip
 
-    def __init__(self, rate: Rate | None = None) -> None:
-        self.entries: list[list[int]] = []
-        self.open_requests = self.open_units = 0
+    def __init__(self, rate: Rate | None = None, member: str = "") -> None:
+        self.member = member
+        self.look_at = UNLIMITED
+        self.entries: list[int] = []
         self.requests = self.units = 0
-        """The totals, those of open grants included."""
+        self.counted_requests = self.counted_units = 0
         self.rest = 0
         self.per = 0
         self.take_rate(rate)
@@ -92,6 +99,14 @@ class Window:
     @property
     def is_empty(self) -> bool:
         return not (self.rest or self.requests or self.units)
+
+    @property
+    def open_requests(self) -> int:
+        return self.requests - self.counted_requests
+
+    @property
+    def open_units(self) -> int:
+        return self.units - self.counted_units
 
     def has_rate(self, rate: Rate) -> bool:
         if rate is self.rate:
@@ -109,8 +124,8 @@ class Window:
         self.most_units = UNLIMITED if rate is None or rate.units is None else micros(rate.units)
         self.counts = self.most_requests < UNLIMITED or self.most_units < UNLIMITED
         if shift:
-            for entry in self.entries:
-                entry[0] += shift
+            for at in range(0, len(self.entries), 3):
+                self.entries[at] += shift
 
     # -- what fits ------------------------------------------------------------------------------------------------
 
@@ -145,7 +160,7 @@ class Window:
         if self.most_requests == UNLIMITED:
             requests = 0
         due = self.rest
-        for end, freed_requests, freed_units in self.entries:
+        for end, freed_requests, freed_units in self._triples():
             if requests <= 0 and over <= 0:
                 break
             due = max(due, end)
@@ -187,21 +202,24 @@ class Window:
         """Microseconds until `missing` requests (`at` 1) or units (`at` 2) are free: what is freed is used at once, and
         is free again `per` later."""
         whole, rest = divmod(missing - 1, most)
-        for end, *freed in self.entries:
+        for end, *freed in self._triples():
             rest -= freed[at - 1]
             if rest < 0:
                 return whole * self.per + max(0, end - now)
         return (whole + 1) * self.per
+
+    def _triples(self) -> Iterator[tuple[int, int, int]]:
+        numbers = iter(self.entries)
+        return zip(numbers, numbers, numbers, strict=True)
 
     # -- what is counted ------------------------------------------------------------------------------------------
 
     def advance(self, now: int) -> bool:
         """Drop what is over. Returns whether anything was."""
         entries, over = self.entries, 0
-        while over < len(entries) and entries[over][0] <= now:
-            self.requests -= entries[over][1]
-            self.units -= entries[over][2]
-            over += 1
+        while over < len(entries) and entries[over] <= now:
+            self._drop(entries[over + 1], entries[over + 2])
+            over += 3
         del entries[:over]
         rested = 0 < self.rest <= now
         if rested:
@@ -211,28 +229,26 @@ class Window:
     def clear(self) -> None:
         """Forget everything but the rate."""
         self.entries = []
-        self.open_requests = self.open_units = self.requests = self.units = self.rest = 0
+        self.requests = self.units = self.counted_requests = self.counted_units = self.rest = 0
 
     def take(self, units: int) -> None:
         """Count a grant."""
         self.requests += 1
         self.units += units
-        self.open_requests += 1
-        self.open_units += units
 
     def sent(self, units: int, sent_at: int) -> None:
         """The grant was sent at this time: it stays in the window for `per` and the margin."""
         self._close(units)
         self.add(sent_at + self.margin, 1, units)
 
-    def ended(self, units: int, used: int | None, sent_at: int | None, now: int, *, reported: bool) -> None:
+    def ended(self, units: int, used: int | None, sent_at: int | None, now: int, *, reported: bool = False) -> None:
         """The call of a grant has ended. `used` are the units that it really took; None means that this is unknown, so
         that the estimate stays. `reported`: `sent` was called before, with the same time.
 
         What is over is dropped first: the window of a user or group is looked at only at the end of its last entry,
         which this may put off."""
         entries = self.entries
-        if entries and entries[0][0] <= now:
+        if entries and entries[0] <= now:
             self.advance(now)
         left = units if used is None or used > units else used
         if reported:
@@ -240,21 +256,21 @@ class Window:
             self._subtract(self._rounded(sent_at + self.margin + self.per), 0, units - left)
         else:
             # `_close` and `add` in one, because this runs for every window of every call.
-            if self.open_requests:
-                self.open_requests -= 1
-            else:
-                self.requests += 1
-            closed = units if units <= self.open_units else self.open_units
-            self.open_units -= closed
-            self.units += left - closed
+            self.counted_requests += 1
+            self.counted_units += left
+            if left != units:
+                self.units += left - units
+            if self.requests < self.counted_requests or self.units < self.counted_units:
+                self._raise_totals()
             end = (now if sent_at is None else min(now, sent_at + self.margin)) + self.per
             end += -end % self.width
             if end <= now:  # it was sent so long ago that it is over
-                self.requests -= 1
-                self.units -= left
-            elif entries and (last := entries[-1])[0] == end:
-                last[1] += 1
-                last[2] += left
+                self._drop(1, left)
+            elif not entries or entries[-3] < end:
+                entries += (end, 1, left)
+            elif entries[-3] == end:
+                entries[-2] += 1
+                entries[-1] += left
             else:
                 self._insert(end, 1, left)
         if used is not None and used > units:
@@ -277,39 +293,49 @@ class Window:
         """Count requests and units that the provider has counted by this time."""
         self.requests += requests
         self.units += units
+        self.counted_requests += requests
+        self.counted_units += units
         self._insert(self._rounded(counted_at + self.per), requests, units)
 
     def _insert(self, end: int, requests: int, units: int) -> None:
         entries = self.entries
-        at = len(entries)
-        while at and entries[at - 1][0] > end:
-            at -= 1
-        if at and entries[at - 1][0] == end:
-            entries[at - 1][1] += requests
-            entries[at - 1][2] += units
+        at = len(entries) - 3
+        while at >= 0 and entries[at] > end:
+            at -= 3
+        if at >= 0 and entries[at] == end:
+            entries[at + 1] += requests
+            entries[at + 2] += units
         else:
-            entries.insert(at, [end, requests, units])
+            entries[at + 3 : at + 3] = (end, requests, units)
 
     def _rounded(self, end: int) -> int:
         return end + -end % self.width
 
     def _close(self, units: int) -> None:
-        """Remove an open grant. The numbers may be smaller than expected if the rate was removed in between."""
-        if self.open_requests:
-            self.open_requests -= 1
-            self.requests -= 1
-        if units > self.open_units:
-            units = self.open_units
-        self.open_units -= units
+        """Remove an open grant."""
+        self.requests -= 1
         self.units -= units
+        self._raise_totals()
+
+    def _raise_totals(self) -> None:
+        """Keep the totals at what is counted, at least: less is open than a grant if the window was cleared since."""
+        self.requests = max(self.requests, self.counted_requests)
+        self.units = max(self.units, self.counted_units)
+
+    def _drop(self, requests: int, units: int) -> None:
+        """Counted requests and units are over."""
+        self.requests -= requests
+        self.units -= units
+        self.counted_requests -= requests
+        self.counted_units -= units
 
     def _subtract(self, end: int, requests: int, units: int) -> None:
-        for entry in reversed(self.entries):
-            if entry[0] == end:
-                units, requests = min(units, entry[2]), min(requests, entry[1])
-                entry[1] -= requests
-                entry[2] -= units
-                self.requests -= requests
-                self.units -= units
-            if entry[0] <= end:
+        entries = self.entries
+        for at in range(len(entries) - 3, -1, -3):
+            if entries[at] == end:
+                requests, units = min(requests, entries[at + 1]), min(units, entries[at + 2])
+                entries[at + 1] -= requests
+                entries[at + 2] -= units
+                self._drop(requests, units)
+            if entries[at] <= end:
                 return

@@ -257,9 +257,9 @@ class MemoryDispatcher(RateOperations):
         )  # fmt: skip
         if service.pool is not None:
             service.pool.granted(band, service, region, estimate)
-        service.keep(lease, estimate, entry[COST])
-        if service.rates is not None:
-            service.count(lease, entry[COST], entry[PLAN])
+        rates, cost = service.rates, entry[COST]
+        held = None if rates is None else rates.granted(user, region, cost, entry[PLAN])
+        service.keep(lease, estimate, cost, held)
         self._leases.keep(lease)
         self._wakeups.touch_counted(service)
         return lease
@@ -384,7 +384,7 @@ class MemoryDispatcher(RateOperations):
         for service in self._topology.services_of(scope):
             for entry in service.entries():
                 del self._entries[entry[JOB]]
-            for lease, _, _ in service.leases.values():
+            for lease, *_ in service.leases.values():
                 self._leases.forget(lease)
             service.clear()
             service.take_rules(service.rules)

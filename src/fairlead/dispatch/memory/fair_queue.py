@@ -17,12 +17,15 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Collection, Container, Sequence
 from heapq import heapify, heappop, heappush, heapreplace
-from typing import Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from sortedcontainers import SortedList
 
 from fairlead.dispatch.memory.costs import LaneCosts
 from fairlead.domain.fair_share import charge
+
+if TYPE_CHECKING:
+    from fairlead.dispatch.memory.groups import Group
 
 Entry: TypeAlias = tuple[int, str, str, str, int, int, int, int, int | None, str | None, str | None]
 """A waiting step, sorted by its order key and then by job id.
@@ -96,7 +99,7 @@ def count_before(queue: Queue, entry: Entry) -> int:
 class User:
     """One user of a service, with the user's steps in all bands and lanes."""
 
-    __slots__ = ("group", "mean", "running", "user_id", "waiting", "weight")
+    __slots__ = ("group", "levels", "mean", "running", "user_id", "waiting", "weight")
 
     def __init__(self, user_id: str) -> None:
         self.user_id = user_id
@@ -106,6 +109,8 @@ class User:
         self.mean: int | None = None
         self.group: str | None = None
         """The path of the user's group. FIFO services ignore it."""
+        self.levels: tuple[Group, ...] = ()
+        """The groups that the user is in, from the innermost. Maintained by `Groups`."""
 
 
 class Ranking:

@@ -31,7 +31,7 @@ def ahead_in_groups(
         own[mark.job_id] = mark
         marked.setdefault(groups.parents.get(mark.user_id), []).append(mark)
     within: dict[str, list[tuple[str, int]]] = {job_id: [] for job_id in own}
-    running = _running(service, groups, now)
+    running = _running(service, now)
     for level in [*_from_the_innermost(levels), None]:
         tally = Tally(marked.get(level, ()))
         for each in levels.get(level, ()) if level in marked else ():
@@ -84,11 +84,11 @@ def _as_one(groups: Groups, group_id: str, members: list[Waiting]) -> Waiting:
     return group_id, steps, estimate, charge(estimate, groups.by_id[group_id].weight)
 
 
-def _running(service: Service, groups: Groups, now: float) -> dict[str, int]:
+def _running(service: Service, now: float) -> dict[str, int]:
     """The remaining work of the running steps of each group, in microseconds."""
     left: dict[str, int] = {}
-    for lease, estimate, _ in service.leases.values():
-        for group in groups.levels(lease.user_id):
+    for lease, estimate, *_ in service.leases.values():
+        for group in service.users[lease.user_id].levels:
             left[group.id] = left.get(group.id, 0) + max(0, estimate - micros(now - lease.granted_at))
     return left
 

@@ -266,22 +266,16 @@ class Groups:
         self.by_id: dict[str, Group] = {}
         self.parents: dict[str, str] = {}
         """The group of every user and team that is in one."""
-        self._levels: dict[str, tuple[Group, ...]] = {}
-        """What `levels` returned, by user."""
         self.bands = [GroupedBand(self.parents, service.parked, self.by_id) for _ in service.bands]
         for band, plain in zip(self.bands, service.bands, strict=True):
             assert isinstance(plain, FairBand)
             band.take_over(plain)
 
-    def levels(self, user_id: str) -> tuple[Group, ...]:
-        """The groups that a user is in, from the innermost."""
-        levels = self._levels.get(user_id)
-        if levels is None:
-            levels, node = (), self.parents.get(user_id)
-            while node is not None:
-                levels, node = (*levels, self.by_id[node]), self.parents.get(node)
-            if levels:
-                self._levels[user_id] = levels
+    def _levels_of(self, node: str | None) -> tuple[Group, ...]:
+        """This group and those that it is in."""
+        levels: tuple[Group, ...] = ()
+        while node is not None:
+            levels, node = (*levels, self.by_id[node]), self.parents.get(node)
         return levels
 
     def place(self, user: User) -> None:
@@ -291,18 +285,20 @@ class Groups:
         new = None if user.group is None else MARK + user.group
         if old == new:
             return
-        was_in = self.levels(user_id)
-        self._levels.pop(user_id, None)
+        was_in = user.levels
         if new is None:
             del self.parents[user_id]
         else:
             self._create(new)
             self.by_id[new].members += 1
             self.parents[user_id] = new
+        user.levels = self._levels_of(new)
         for group in was_in:
             group.running -= user.running
         # The groups that the user leaves are unparked last: an organisation that the user stays in is never without it.
-        self._count_running(user_id, user.running)
+        for group in user.levels:
+            group.running += user.running
+        self.park_or_unpark(user)
         for band in self.bands:
             band.move_user(user_id, old, new)
         for group in was_in:
@@ -323,34 +319,27 @@ class Groups:
             self.parents[group_id] = MARK + outer
             self.by_id[MARK + outer].members += 1
 
-    def _count_running(self, user_id: str, more: int) -> None:
-        for group in self.levels(user_id):
-            group.running += more
-        self.park_or_unpark(user_id)
-
     # -- limits --------------------------------------------------------------------------------------------------
 
-    def granted(self, user_id: str) -> None:
-        levels = self.levels(user_id)
-        for group in levels:
+    def granted(self, user: User) -> None:
+        for group in user.levels:
             group.running += 1
-        for group in levels:
             if group.limit is not None:
                 self._park_or_unpark(group)
 
-    def released(self, user_id: str, band: int, estimate: int, real: int | None) -> None:
+    def released(self, user: User, band: int, estimate: int, real: int | None) -> None:
         """Settle the charges of the user's groups to the slot time that a call used; `real` is None if nothing ran.
         The caller then calls `park_or_unpark`."""
         queue = self.bands[band]
-        for group in self.levels(user_id):
+        for group in user.levels:
             group.running -= 1
             used = 0 if real is None else charge(real, group.weight)
             if difference := used - (charge(estimate, group.weight) if estimate else 0):
                 queue.settle(group.id, difference)
 
-    def park_or_unpark(self, user_id: str) -> None:
+    def park_or_unpark(self, user: User) -> None:
         """Park the groups of a user that are at their limit, and unpark those that are below."""
-        for group in self.levels(user_id):
+        for group in user.levels:
             self._park_or_unpark(group)
 
     def reconsider(self, group_ids: Iterable[str]) -> None:
@@ -384,7 +373,6 @@ class Groups:
     # -- idle groups ---------------------------------------------------------------------------------------------
 
     def forget_user(self, user_id: str) -> None:
-        self._levels.pop(user_id, None)
         group_id = self.parents.pop(user_id, None)
         if group_id is not None:
             self.by_id[group_id].members -= 1

@@ -64,9 +64,9 @@ def _slot_waits(
     computed from the calls that are running, because none of them stated its cost. `slots` are as `_slots` and
     `_free`."""
     running = [granted for granted in service.leases.values() if _serves(service, granted[0].region, lane, unserved)]
-    if not slots[0] or all(cost is None for _, _, cost in running):
+    if not slots[0] or all(cost is None for _, _, cost, _ in running):
         return [None] * len(marks)
-    ends = sorted(max(0, estimate - micros(now - lease.granted_at)) for lease, estimate, _ in running)
+    ends = sorted(max(0, estimate - micros(now - lease.granted_at)) for lease, estimate, *_ in running)
     return [wait / SECOND for wait in slot_waits(ends, *slots, service.costs.expected, marks)]
 
 
@@ -161,7 +161,7 @@ def _user_slots(service: Service, user_id: str, now: float) -> tuple[int | None,
         return None, 0, 0.0
     left = sum(
         max(0, estimate - micros(now - lease.granted_at))
-        for lease, estimate, _ in service.leases.values()
+        for lease, estimate, *_ in service.leases.values()
         if lease.user_id == user_id
     )
     return limit, max(0, limit - service.users[user_id].running), left / SECOND
@@ -172,7 +172,7 @@ def _running_work(service: Service, region: str | None, now: float, unserved: Un
     that run in these regions count."""
     return sum(
         max(0, estimate - micros(now - lease.granted_at))
-        for lease, estimate, _ in service.leases.values()
+        for lease, estimate, *_ in service.leases.values()
         if _serves(service, lease.region, region, unserved)
     )
 

@@ -42,7 +42,7 @@ class RateOperations:
             lease = self._leases.by_name.get(report.lease)
             service = None if lease is None else self._services[lease.service]
             if lease is not None and service is not None and service.rates is not None:
-                groups = service.rates.sent(lease, report.after, now)
+                groups = service.sent(lease, report.after, now)
                 if lease.user_id in service.parked:
                     service.park_or_unpark(service.users[lease.user_id])
                 if service.groups is not None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from fairlead.dispatch.memory.fair_queue import COST, USER, Entry, FairBand, FifoBand, Lane
-from fairlead.dispatch.memory.rates import MARK
+from fairlead.dispatch.memory.rates import MARK, ServiceRates
 from fairlead.domain.fair_share import SECOND, micros
 from fairlead.domain.groups import GroupAhead, levels_of
 
@@ -14,22 +14,8 @@ if TYPE_CHECKING:
     from fairlead.dispatch.memory.service import Pick, Service
 
 
-def rated_groups(service: Service, user_id: str) -> tuple[str, ...]:
-    """The ids of the user's groups that have a rate, from the innermost."""
-    rates = service.rates
-    if rates is None or not rates.group_rates or service.groups is None:
-        return ()
-    levels = service.groups.levels(user_id)
-    if not levels:
-        return ()
-    rated = levels[0].rated
-    if rated is None:
-        rated = levels[0].rated = tuple(group.id for group in levels if group.id in rates.group_rates)
-    return rated
-
-
 def groups_of_path(service: Service, path: str | None) -> tuple[str, ...]:
-    """Likewise, of the group with this path."""
+    """The ids of the group with this path, and of those that it is in, as far as they have a rate."""
     rated = {} if service.rates is None or service.fifo else service.rates.members.groups
     return () if path is None else tuple(MARK + level for level in reversed(levels_of(path)) if level in rated)
 
@@ -40,43 +26,43 @@ def fits(service: Service, pick: Pick) -> bool:
     number, lane, user_id, region = pick
     rates = service.rates
     assert rates is not None
-    cost = service.bands[number].lanes[lane].queues[user_id][0][COST]
-    units = cost if cost is not None else rates.mean_units or 0
+    units = rates.units_of(service.bands[number].lanes[lane].queues[user_id][0][COST])
     return rates.own.fits(units) and not (
         rates.pool is not None and service.rules.in_pool(region) and not rates.pool.fits(units)
     )
 
 
-def full_member(service: Service, user_id: str, cost: int | None) -> str | None:
-    """The user, or the first of its groups, whose rate keeps a step from being granted."""
-    rates = service.rates
-    if rates is None:
-        return None
-    units, windows = cost if cost is not None else rates.mean_units or 0, rates.windows
-    window = windows.get(user_id) if rates.by_user else None
-    if window is not None and not window.fits(units):
-        return user_id
-    if rates.group_rates:
-        for group in rated_groups(service, user_id):
-            window = windows.get(group)
-            if window is not None and not window.fits(units):
-                return group
-    return None
-
-
 def rated_head(service: Service, band: FairBand | FifoBand, lane: str | None) -> tuple[Any, ...] | None:
     """The user that is next in a lane. Parks users and groups at their own rate."""
-    rates = service.rates
-    while (head := band.head(lane, service.parked)) is not None and rates is not None and rates.windows:
-        cost = band.lanes[lane].queues[head[-1]][0][COST]
-        full = full_member(service, head[-1], cost)
+    rates, parked = service.rates, service.parked
+    if rates is None or not rates.windows:
+        return band.head(lane, parked)
+    while (head := band.head(lane, parked)) is not None:
+        user_id, full = head[-1], None
+        cost = band.lanes[lane].queues[user_id][0][COST]
+        units = cost if cost is not None else rates.mean_units or 0
+        if rates.by_user and (window := rates.windows.get(user_id)) is not None:
+            has_room = window.requests < window.most_requests and window.units + units < window.most_units
+            if not has_room and not window.fits(units):
+                full = user_id
+        if rates.group_rates and full is None:
+            full = _full_group(service, rates, user_id, units)
         if full is None:
-            break
+            return head
         rates.park(full, cost)
         if service.groups is not None:
             service.groups.park(full)
-        service.parked.add(full)
-    return head
+        parked.add(full)
+    return None
+
+
+def _full_group(service: Service, rates: ServiceRates, user_id: str, units: int) -> str | None:
+    """The first of the user's groups whose rate keeps a step of this many units from being granted."""
+    for group in rates.rated_groups(service.users[user_id]):
+        window = rates.windows.get(group)
+        if window is not None and not window.fits(units):
+            return group
+    return None
 
 
 def fitting_regions(service: Service, lane: Lane, head: tuple[Any, ...], regions: list[str]) -> list[str]:

@@ -3,9 +3,9 @@ and the rests that the upstream asked for."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from heapq import heappop, heappush
-from typing import Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from fairlead.dispatch.port import Lease, Release
 from fairlead.dispatch.rates import RateUse, Rest, Spent
@@ -13,26 +13,17 @@ from fairlead.domain.fair_share import SECOND, micros, smoothed
 from fairlead.domain.rates import UNLIMITED, MemberRates, Rate, Window
 from fairlead.domain.rules import Rules, ServiceRules
 
+if TYPE_CHECKING:
+    from fairlead.dispatch.memory.fair_queue import User
+
 MARK: Final = "\x01"
 """The first character of the id of a group. No user id contains it."""
 NO_MEMBER_RATES = MemberRates()
 
 
-Reservation: TypeAlias = tuple[tuple[Window, ...], int, int | None, tuple[str, ...]]
-"""What a grant counts in: its windows, its estimated units, when it was sent (None: not known), and the ids of its
-user's groups that have a rate. A plain tuple, because one is made per grant."""
-
-
-class MemberWindow(Window):
-    """The window of a user or group. `look_at` is the time at which it is looked at next, or UNLIMITED. It may be
-    earlier than necessary: then a later time is set when it comes."""
-
-    __slots__ = ("look_at", "member")
-
-    def __init__(self, member: str, rate: Rate) -> None:
-        super().__init__(rate)
-        self.member = member
-        self.look_at = UNLIMITED
+Reservation: TypeAlias = tuple[tuple[Window, ...], int, int | None]
+"""What a grant counts in: its windows, its estimated units, and when it was sent (None: not known). A plain tuple,
+because one is made per grant."""
 
 
 class ServiceRates:
@@ -41,12 +32,13 @@ class ServiceRates:
 
     A *member* is a user or a group, named by its id (`memory.groups.MARK`). `windows` has the windows of members.
     `parked` has those that are parked because of their own rate, with the time of their next chance. A member's window
-    has to be looked at at that time, or at the end of its last entry; `heap` has these times, or earlier ones.
+    has to be looked at at that time, or at the end of its last entry; `heap` has these times, or earlier ones, and
+    `Window.look_at` the one that counts, or UNLIMITED.
     """
 
     __slots__ = (
-        "by_user", "counting", "group_rates", "heap", "is_plain", "mean_units", "members", "own", "parked", "pool",
-        "pool_rate", "regions", "reservations", "rules", "windows",
+        "by_member", "by_user", "counting", "group_rates", "heap", "is_plain", "mean_units", "members", "own", "parked",
+        "pool", "pool_rate", "regions", "rules", "shared", "windows",
     )  # fmt: skip
 
     def __init__(self, rules: ServiceRules, members: MemberRates = NO_MEMBER_RATES) -> None:
@@ -56,8 +48,7 @@ class ServiceRates:
         self.regions: dict[str, Window] = {}
         self.pool: Window | None = None
         self.pool_rate: Rate | None = None
-        self.windows: dict[str, MemberWindow] = {}
-        self.reservations: dict[str, Reservation] = {}
+        self.windows: dict[str, Window] = {}
         self.mean_units: int | None = None
         self.parked: dict[str, int] = {}
         self.heap: list[tuple[int, str]] = []
@@ -73,6 +64,7 @@ class ServiceRates:
             self.regions.setdefault(region, Window()).take_rate(rules.region_rates.get(region))
         self.by_user = rules.user_rate is not None or bool(members.plans)
         self.group_rates = {MARK + path: rate for path, rate in members.groups.items()}
+        self.by_member = self.by_user or bool(self.group_rates)
         self.take_pool(self.pool, self.pool_rate)
         if (rules.user_rate, members) != (was, was_members):
             self.parked.clear()
@@ -84,6 +76,11 @@ class ServiceRates:
         """By region, those windows of the service, the region and the pool that count a call there."""
         self.is_plain = window is None and self.own.most_units == UNLIMITED
         """Whether every step fits as long as the service's own window has room."""
+        self._find_shared()
+
+    def _find_shared(self) -> None:
+        pool = () if self.pool is None else (self.pool,)
+        self.shared: tuple[Window, ...] = (self.own, *self.regions.values(), *pool)
 
     def _change_members(self, was: Rate | None, was_plans: Mapping[str, Rate]) -> None:
         """Apply changed rates to the windows of members. Which plan a user has is not stored: a window that has the old
@@ -126,43 +123,61 @@ class ServiceRates:
         self.parked[member] = self.windows[member].due(self.units_of(cost)) or UNLIMITED
         self._due(member)
 
-    def granted(self, lease: Lease, cost: int | None, plan: str | None, groups: tuple[str, ...]) -> None:
-        windows = self._windows(lease.region, lease.user_id, plan, groups)
-        if windows:
-            units = cost if cost is not None else self.mean_units or 0
-            for window in windows:
-                window.take(units)
-            self.reservations[lease.name] = (windows, units, None, groups)
+    def rated_groups(self, user: User) -> tuple[str, ...]:
+        """The ids of the user's groups that have a rate, from the innermost."""
+        levels = user.levels
+        if not levels:
+            return ()
+        rated = levels[0].rated
+        if rated is None:
+            rated = levels[0].rated = tuple(group.id for group in levels if group.id in self.group_rates)
+        return rated
 
-    def _windows(
-        self, region: str | None, user_id: str, plan: str | None, groups: tuple[str, ...]
-    ) -> tuple[Window, ...]:
-        """The windows in which a call counts."""
+    def granted(self, user: User, region: str | None, cost: int | None, plan: str | None) -> Reservation | None:
+        """Count a grant. Returns None if no window counts it."""
         windows = self.counting.get(region)
         if windows is None:
-            shared = (self.own, self.regions.get(region or ""), self.pool if self.rules.in_pool(region) else None)
-            windows = self.counting[region] = tuple(each for each in shared if each is not None and each.counts)
+            windows = self._count_in(region)
+        if self.by_member:
+            windows += self._members(user.user_id, plan, self.rated_groups(user) if self.group_rates else ())
+        if not windows:
+            return None
+        units = cost if cost is not None else self.mean_units or 0
+        for window in windows:  # `take`, inlined
+            window.requests += 1
+            window.units += units
+        return (windows, units, None)
+
+    def _count_in(self, region: str | None) -> tuple[Window, ...]:
+        """Those windows of the service, the region and the pool that count a call there."""
+        shared = (self.own, self.regions.get(region or ""), self.pool if self.rules.in_pool(region) else None)
+        windows = self.counting[region] = tuple(each for each in shared if each is not None and each.counts)
+        return windows
+
+    def _members(self, user_id: str, plan: str | None, groups: tuple[str, ...]) -> tuple[Window, ...]:
+        """The windows of the user and of these groups."""
+        members: tuple[Window, ...] = ()
         if self.by_user:
-            plans, rate, own = self.members.plans, self.rules.user_rate, self.windows.get(user_id)
+            plans, rate, window = self.members.plans, self.rules.user_rate, self.windows.get(user_id)
             if plans:
                 rate = plans.get(plan or "", rate)
-            if own is None or own.rate is not rate:
-                own = self._window_of(user_id, rate)
-            if own is not None and own.counts:
-                windows = (*windows, own)
+            if window is None or window.rate is not rate:
+                window = self._window_of(user_id, rate)
+            if window is not None and window.counts:
+                members = (window,)
         for group in groups:
             rate, window = self.group_rates[group], self.windows.get(group)
             if window is None or window.rate is not rate:
                 window = self._window_of(group, rate)
             if window is not None and window.counts:
-                windows = (*windows, window)
-        return windows
+                members = (*members, window)
+        return members
 
-    def _window_of(self, member: str, rate: Rate | None) -> MemberWindow | None:
+    def _window_of(self, member: str, rate: Rate | None) -> Window | None:
         """The window of a member, with this rate."""
         window = self.windows.get(member)
         if window is None:
-            return None if rate is None else self.windows.setdefault(member, MemberWindow(member, rate))
+            return None if rate is None else self.windows.setdefault(member, Window(rate, member))
         if rate is None or not window.has_rate(rate):
             window.take_rate(rate)  # the user has another plan now
             self._due(member)
@@ -170,56 +185,56 @@ class ServiceRates:
 
     # -- what became of a grant -----------------------------------------------------------------------------------
 
-    def sent(self, lease: Lease, after: float, now: int) -> tuple[str, ...]:
-        """Returns the groups whose windows have changed."""
-        held = self.reservations.get(lease.name)
-        if held is None or held[2] is not None:
-            return ()
-        windows, units, _, groups = held
+    def sent(self, lease: Lease, held: Reservation, after: float, now: int) -> tuple[Reservation, tuple[str, ...]]:
+        """Returns the reservation as it is now, and the groups whose windows have changed."""
+        windows, units, sent_at = held
+        if sent_at is not None:
+            return held, ()
         sent_at = _sent_at(lease, after, now)
         for window in windows:
             window.sent(units, sent_at)
-        self.reservations[lease.name] = (windows, units, sent_at, groups)
-        self._changed(lease.user_id, groups)
-        return groups
+        return (windows, units, sent_at), self._changed(lease.user_id, windows)
 
-    def ended(self, lease: Lease, release: Release, now: int) -> tuple[str, ...]:
-        """Returns the groups whose windows have changed."""
+    def ended(self, lease: Lease, held: Reservation | None, release: Release, now: float) -> tuple[str, ...]:
+        """Returns the groups whose windows have changed, if members are parked because of their rate."""
         used = None if release.used is None or release.refund else micros(release.used)
         if used is not None:
             self.mean_units = smoothed(self.mean_units, used)
-        held = self.reservations.pop(lease.name, None)
         if held is None:
             return ()
-        windows, units, sent_at, groups = held
-        reported = sent_at is not None
-        if reported:
-            windows = self._present(windows)
-        elif release.sent is not None:
-            sent_at = _sent_at(lease, release.sent, now)
+        at = micros(now)
+        windows, units, sent_at = held
+        if release.refund or sent_at is not None:
+            windows = self._ended_known(held, used, at)
+        else:
+            if release.sent is not None:
+                sent_at = _sent_at(lease, release.sent, at)
+            for window in windows:
+                window.ended(units, used, sent_at, at)
+                # A window that will be looked at needs no other time: the end of its last entry is never earlier.
+                if window.look_at == UNLIMITED and window.member:
+                    self._due(window.member)
+        return self._changed(lease.user_id, windows) if self.parked else ()
+
+    def _ended_known(self, held: Reservation, used: int | None, now: int) -> tuple[Window, ...]:
+        """The call of a grant has ended that was never made, or that was reported as sent. Returns its windows: one
+        that was dropped because it was empty may have a successor."""
+        windows, units, sent_at = held
+        if sent_at is not None:
+            present = [self.windows.get(each.member) if each.member else each for each in windows]
+            windows = tuple(each for each in present if each is not None)
         for window in windows:
-            if release.refund and not reported:
+            if sent_at is None:
                 window.refund(units)
             else:
-                window.ended(units, used, sent_at, now, reported=reported)
-        if self.parked:
-            self._changed(lease.user_id, groups)
-            return groups
-        for member in (lease.user_id, *groups) if groups else (lease.user_id,):
-            own = self.windows.get(member)
-            # A window that will be looked at needs no other time: the end of its last entry is never earlier.
-            if own is not None and (own.look_at == UNLIMITED or not own.requests):
-                self._due(member)
-        return groups
-
-    def _present(self, windows: tuple[Window, ...]) -> tuple[Window, ...]:
-        """The windows that count a call now: one that was dropped because it was empty may have a successor."""
-        now = (self.windows.get(each.member) if isinstance(each, MemberWindow) else each for each in windows)
-        return tuple(each for each in now if each is not None)
+                window.ended(units, used, sent_at, now, reported=True)
+            if window.member:
+                self._due(window.member)
+        return windows
 
     def spent(self, call: Spent, ended_at: int, groups: tuple[str, ...]) -> None:
         """Count a call that ended before the queue was rebuilt."""
-        for window in self._windows(call.region, call.user_id, call.plan, groups):
+        for window in (*self._count_in(call.region), *self._members(call.user_id, call.plan, groups)):
             window.add(ended_at, 1, micros(call.units))
         for member in (call.user_id, *groups):
             self._due(member)
@@ -227,6 +242,7 @@ class ServiceRates:
     def rest(self, rest: Rest, now: int) -> None:
         """Take over what the upstream said about its own limits."""
         window = self.own if rest.region is None else self.regions.setdefault(rest.region, Window())
+        self._find_shared()
         until = now + micros(rest.seconds)
         if rest.requests is None and rest.units is None:
             window.rest = max(window.rest, until)
@@ -238,7 +254,7 @@ class ServiceRates:
     def advance(self, now: int) -> tuple[bool, list[str]]:
         """Drop what is over. Returns whether a window has changed, and the members that are no longer parked, in the
         order in which they enter the queue again."""
-        changed = [window.advance(now) for window in self._shared()]
+        changed = [window.advance(now) for window in self.shared]
         unparked = []
         while self.heap and self.heap[0][0] <= now:
             due, member = heappop(self.heap)
@@ -257,31 +273,29 @@ class ServiceRates:
     def next_due(self) -> int:
         """The time at which `advance` may have something to do, or UNLIMITED."""
         due = self.heap[0][0] if self.heap else UNLIMITED
-        for window in self._shared():
-            entries = window.entries
-            if entries and entries[0][0] < due:
-                due = entries[0][0]
-            if window.rest and window.rest < due:
-                due = window.rest
+        for window in self.shared:
+            entries, rest = window.entries, window.rest
+            if entries and entries[0] < due:
+                due = entries[0]
+            if rest and rest < due:
+                due = rest
         return due
 
     def clear(self) -> None:
         """Forget everything, because the queue is rebuilt."""
-        for window in self._shared():
+        for window in self.shared:
             window.clear()
-        self.windows, self.reservations, self.parked, self.heap = {}, {}, {}, []
+        self.windows, self.parked, self.heap = {}, {}, []
         self.mean_units = None
 
-    def _shared(self) -> Iterable[Window]:
-        if not self.regions and self.pool is None:
-            return (self.own,)
-        return [self.own, *self.regions.values(), *(() if self.pool is None else (self.pool,))]
-
-    def _changed(self, user_id: str, groups: Iterable[str]) -> None:
-        """Give parked members another chance, because their windows have changed."""
-        for member in (user_id, *groups) if groups else (user_id,):
+    def _changed(self, user_id: str, windows: tuple[Window, ...]) -> tuple[str, ...]:
+        """Give a user and the groups of these windows another chance if they are parked, because the windows have
+        changed. Returns the groups."""
+        groups = tuple(window.member for window in windows if window.member.startswith(MARK))
+        for member in (user_id, *groups):
             self.parked.pop(member, None)
             self._due(member)
+        return groups
 
     def forget_groups(self) -> None:
         for member in [each for each in self.parked if each.startswith(MARK)]:
@@ -308,7 +322,7 @@ class ServiceRates:
     def _due_of(self, member: str, window: Window) -> int:
         if member in self.parked:
             return self.parked[member]
-        return window.entries[-1][0] if window.entries and not window.open_requests else UNLIMITED
+        return window.entries[-3] if window.entries and not window.open_requests else UNLIMITED
 
     # -- queries --------------------------------------------------------------------------------------------------
 

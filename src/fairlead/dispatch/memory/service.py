@@ -21,8 +21,8 @@ from fairlead.dispatch.memory.fair_queue import (
     rekeyed,
 )
 from fairlead.dispatch.memory.groups import Groups
-from fairlead.dispatch.memory.rated_service import fits, rated_groups, rated_head
-from fairlead.dispatch.memory.rates import NO_MEMBER_RATES, ServiceRates
+from fairlead.dispatch.memory.rated_service import fits, rated_head
+from fairlead.dispatch.memory.rates import NO_MEMBER_RATES, Reservation, ServiceRates
 from fairlead.dispatch.memory.region_breaker import RegionBreaker
 from fairlead.dispatch.memory.region_pick import RETRIES as RETRIES
 from fairlead.dispatch.memory.region_pick import Pick as Pick
@@ -45,8 +45,9 @@ MOST_IDLE = 10_000
 """The maximum number of idle users per service remembered because of a debt, as in scripts/include/queues.lua."""
 
 
-Granted: TypeAlias = tuple[Lease, int, int | None]
-"""A lease, the estimated duration of its step in microseconds, and the cost of the step as in an `Entry`."""
+Granted: TypeAlias = tuple[Lease, int, int | None, Reservation | None]
+"""A lease, the estimated duration of its step in microseconds, the cost of the step as in an `Entry`, and what rates
+count of it."""
 
 
 def _shape(rules: ServiceRules) -> tuple[Order, bool, bool]:
@@ -131,6 +132,7 @@ class Service:
         if self.rates is not None:
             self.rates.forget_groups()
         for user in self.users.values():
+            user.levels = ()
             self.place(user, user.group)
         for entry in waiting:
             self._enqueue(entry)
@@ -192,18 +194,21 @@ class Service:
         one ends, or infinity."""
         return min((breaker.update(now) for breaker in self.breakers.values()), default=math.inf)
 
-    def keep(self, lease: Lease, estimate: int, cost: int | None) -> None:
-        self.leases[lease.name] = (lease, estimate, cost)
+    def keep(self, lease: Lease, estimate: int, cost: int | None, held: Reservation | None) -> None:
+        self.leases[lease.name] = (lease, estimate, cost, held)
         if lease.region is not None:
             self._occupy(lease.name, lease.region)
             if (breaker := self.breakers.get(lease.region)) is not None:
                 breaker.granted(lease.name)
 
-    def count(self, lease: Lease, cost: int | None, plan: str | None) -> None:
-        """Let the rates count a grant, or a call that was running when the queue was rebuilt."""
-        rates = self.rates
-        assert rates is not None
-        rates.granted(lease, cost, plan, rated_groups(self, lease.user_id) if rates.group_rates else ())
+    def sent(self, lease: Lease, after: float, now: int) -> tuple[str, ...]:
+        """The call of a lease was sent. Returns the groups whose rates have changed."""
+        _, estimate, cost, held = self.leases[lease.name]
+        if self.rates is None or held is None:
+            return ()
+        held, groups = self.rates.sent(lease, held, after, now)
+        self.leases[lease.name] = (lease, estimate, cost, held)
+        return groups
 
     def hold(self, key: str, hold: Hold, ends_at: float) -> None:
         self.holds[key] = hold, ends_at
@@ -331,7 +336,7 @@ class Service:
         if self.rules.user_limit is not None:
             self.park_or_unpark(user)
         if self.groups is not None:
-            self.groups.granted(user_id)
+            self.groups.granted(user)
         for idle in band.overtaken():
             self.forget_if_idle(idle)
         return entry, user, estimate, charged
@@ -353,8 +358,8 @@ class Service:
         granted = self.leases.pop(release.lease, None)
         if granted is None:
             return None
-        lease, estimate, cost = granted
-        rated = () if self.rates is None else self.rates.ended(lease, release, micros(now))
+        lease, estimate, cost, held = granted
+        rated = () if self.rates is None else self.rates.ended(lease, held, release, now)
         if lease.region is not None:
             self._vacate(lease.name, lease.region)
             if release.failed is not None and self.rules.regions:
@@ -369,13 +374,13 @@ class Service:
         charged = 0 if used is None else charge(used, lease.weight)
         self.bands[lease.band].settle(lease.user_id, charged - lease.charged)
         if self.groups is not None:
-            self.groups.released(lease.user_id, lease.band, estimate, used)
+            self.groups.released(user, lease.band, estimate, used)
         if self.pool is not None and self.rules.in_pool(lease.region):
             self.pool.settle(lease.band, self.name, estimate, real)
         if self.parked:
             self.park_or_unpark(user)
             if self.groups is not None:
-                self.groups.park_or_unpark(lease.user_id)
+                self.groups.park_or_unpark(user)
                 self.groups.reconsider(rated)  # the user may be in another group now
         if not (user.waiting or user.running):
             self.forget_if_idle(lease.user_id)
@@ -403,10 +408,10 @@ class Service:
         user.running += 1
         self.park_or_unpark(user)
         if self.groups is not None:
-            self.groups.granted(lease.user_id)
-        self.keep(lease, estimate=0, cost=None)
-        if self.rates is not None:
-            self.count(lease, None if lease.cost is None else micros(lease.cost), plan)
+            self.groups.granted(user)
+        cost = None if lease.cost is None else micros(lease.cost)
+        held = None if self.rates is None else self.rates.granted(user, lease.region, cost, plan)
+        self.keep(lease, 0, None, held)
 
     def forget_if_idle(self, user_id: str) -> None:
         """Drop the record of a user that has nothing waiting or running and no debt in any band."""

@@ -24,7 +24,7 @@ def snapshot(service: Service, *, users: bool) -> ServiceSnapshot:
         held=len(service.holds),
         paused=rules.paused,
         waiting={band: service.waiting[band] for band in _PRIORITIES},
-        leases=tuple(lease for lease, _, _ in service.leases.values()),
+        leases=tuple(lease for lease, *_ in service.leases.values()),
         holds=tuple(hold for hold, _ in service.holds.values()),
         virtual_time=_virtual_times(service),
         mean_duration=None if service.costs.mean is None else service.costs.mean / SECOND,

@@ -69,11 +69,11 @@ class MemberRates(NamedTuple):
 
 
 class Window:
-    """What a rate counts now: `requests` and `units` in total. Of these, the `counted` ones are in `entries`, sorted by
-    their end: end, requests and units of the first entry, then those of the second, and so on, in one list of numbers,
-    because a list for each entry costs more time and memory than the numbers. The others are `open`: they belong to
-    grants that have not been sent, as far as is known. So a grant changes two numbers, and the end of its call moves it
-    to an entry.
+    """What a rate counts now: `requests` and `units` in total. Those that the provider must have counted are in
+    `entries`, sorted by their end: end, requests and units of the first entry, then those of the second, and so on, in
+    one list of numbers, because a list for each entry costs more time and memory than the numbers. The others are
+    `open`: they belong to grants that have not been sent, as far as is known. So a grant changes the totals, and the
+    end of its call only adds to an entry, unless the call used other units than estimated.
 
     `rest` is the time until which the provider takes nothing, because it said so; 0 if it takes requests.
 
@@ -82,8 +82,8 @@ class Window:
     """
 
     __slots__ = (
-        "counted_requests", "counted_units", "counts", "entries", "look_at", "margin", "member", "most_requests",
-        "most_units", "per", "rate", "requests", "rest", "units", "width",
+        "counts", "entries", "lacks_grants", "look_at", "margin", "member", "most_requests", "most_units", "per",
+        "rate", "requests", "rest", "units", "width",
     )  # fmt: skip
 
     def __init__(self, rate: Rate | None = None, member: str = "") -> None:
@@ -91,7 +91,8 @@ class Window:
         self.look_at = UNLIMITED
         self.entries: list[int] = []
         self.requests = self.units = 0
-        self.counted_requests = self.counted_units = 0
+        self.lacks_grants = False
+        """Whether it was cleared while grants were open that are closed later."""
         self.rest = 0
         self.per = 0
         self.take_rate(rate)
@@ -102,11 +103,11 @@ class Window:
 
     @property
     def open_requests(self) -> int:
-        return self.requests - self.counted_requests
+        return self.requests - sum(self.entries[1::3])
 
     @property
     def open_units(self) -> int:
-        return self.units - self.counted_units
+        return self.units - sum(self.entries[2::3])
 
     def has_rate(self, rate: Rate) -> bool:
         if rate is self.rate:
@@ -218,7 +219,8 @@ class Window:
         """Drop what is over. Returns whether anything was."""
         entries, over = self.entries, 0
         while over < len(entries) and entries[over] <= now:
-            self._drop(entries[over + 1], entries[over + 2])
+            self.requests -= entries[over + 1]
+            self.units -= entries[over + 2]
             over += 3
         del entries[:over]
         rested = 0 < self.rest <= now
@@ -228,8 +230,9 @@ class Window:
 
     def clear(self) -> None:
         """Forget everything but the rate."""
+        self.lacks_grants = self.lacks_grants or self.open_requests > 0
         self.entries = []
-        self.requests = self.units = self.counted_requests = self.counted_units = self.rest = 0
+        self.requests = self.units = self.rest = 0
 
     def take(self, units: int) -> None:
         """Count a grant."""
@@ -238,7 +241,7 @@ class Window:
 
     def sent(self, units: int, sent_at: int) -> None:
         """The grant was sent at this time: it stays in the window for `per` and the margin."""
-        self._close(units)
+        self.refund(units)
         self.add(sent_at + self.margin, 1, units)
 
     def ended(self, units: int, used: int | None, sent_at: int | None, now: int, *, reported: bool = False) -> None:
@@ -247,38 +250,47 @@ class Window:
 
         What is over is dropped first: the window of a user or group is looked at only at the end of its last entry,
         which this may put off."""
-        entries = self.entries
-        if entries and entries[0] <= now:
-            self.advance(now)
         left = units if used is None or used > units else used
-        if reported:
-            assert sent_at is not None
-            self._subtract(self._rounded(sent_at + self.margin + self.per), 0, units - left)
+        if not reported:
+            self.close(units, left, self.end_of(sent_at, now), now)
         else:
-            # `_close` and `add` in one, because this runs for every window of every call.
-            self.counted_requests += 1
-            self.counted_units += left
-            if left != units:
-                self.units += left - units
-            if self.requests < self.counted_requests or self.units < self.counted_units:
-                self._raise_totals()
-            end = (now if sent_at is None else min(now, sent_at + self.margin)) + self.per
-            end += -end % self.width
-            if end <= now:  # it was sent so long ago that it is over
-                self._drop(1, left)
-            elif not entries or entries[-3] < end:
-                entries += (end, 1, left)
-            elif entries[-3] == end:
-                entries[-2] += 1
-                entries[-1] += left
-            else:
-                self._insert(end, 1, left)
+            assert sent_at is not None
+            self.advance(now)
+            self._subtract(self._rounded(sent_at + self.margin + self.per), 0, units - left)
         if used is not None and used > units:
             self.add(now, 0, used - units)  # the provider may have counted these as late as at the end
 
+    def end_of(self, sent_at: int | None, now: int) -> int:
+        """The end of the entry of a call that has ended now. `sent_at` is None if it is not known when it was sent."""
+        end = (now if sent_at is None else min(now, sent_at + self.margin)) + self.per
+        return end + -end % self.width
+
+    def close(self, units: int, left: int, end: int, now: int) -> None:
+        """The call of a grant has ended. Of its units, `left` stay in the window until `end`, unless that is over."""
+        entries = self.entries
+        if entries and entries[0] <= now:
+            self.advance(now)
+        if self.lacks_grants:
+            self._reopen(units)
+        if left != units:
+            self.units += left - units
+        if end <= now:  # it was sent so long ago that it is over
+            self.requests -= 1
+            self.units -= left
+        elif not entries or entries[-3] < end:
+            entries += (end, 1, left)
+        elif entries[-3] == end:
+            entries[-2] += 1
+            entries[-1] += left
+        else:
+            self._insert(end, 1, left)
+
     def refund(self, units: int) -> None:
         """The call of a grant was never made."""
-        self._close(units)
+        if self.lacks_grants:
+            self._reopen(units)
+        self.requests -= 1
+        self.units -= units
 
     def correct(self, requests: int | None, units: int | None, until: int) -> None:
         """The provider says that it takes only this many more requests and units until a time. What we counted less is
@@ -293,8 +305,6 @@ class Window:
         """Count requests and units that the provider has counted by this time."""
         self.requests += requests
         self.units += units
-        self.counted_requests += requests
-        self.counted_units += units
         self._insert(self._rounded(counted_at + self.per), requests, units)
 
     def _insert(self, end: int, requests: int, units: int) -> None:
@@ -311,23 +321,10 @@ class Window:
     def _rounded(self, end: int) -> int:
         return end + -end % self.width
 
-    def _close(self, units: int) -> None:
-        """Remove an open grant."""
-        self.requests -= 1
-        self.units -= units
-        self._raise_totals()
-
-    def _raise_totals(self) -> None:
-        """Keep the totals at what is counted, at least: less is open than a grant if the window was cleared since."""
-        self.requests = max(self.requests, self.counted_requests)
-        self.units = max(self.units, self.counted_units)
-
-    def _drop(self, requests: int, units: int) -> None:
-        """Counted requests and units are over."""
-        self.requests -= requests
-        self.units -= units
-        self.counted_requests -= requests
-        self.counted_units -= units
+    def _reopen(self, units: int) -> None:
+        """Count a grant that is closed, unless as much is open."""
+        self.requests += max(0, 1 - self.open_requests)
+        self.units += max(0, units - self.open_units)
 
     def _subtract(self, end: int, requests: int, units: int) -> None:
         entries = self.entries
@@ -336,6 +333,7 @@ class Window:
                 requests, units = min(requests, entries[at + 1]), min(units, entries[at + 2])
                 entries[at + 1] -= requests
                 entries[at + 2] -= units
-                self._drop(requests, units)
+                self.requests -= requests
+                self.units -= units
             if entries[at] <= end:
                 return

@@ -70,6 +70,7 @@ class RateOperations:
             if service.rates is not None:
                 groups = groups_of_path(service, call.group)
                 service.rates.spent(call, micros(min(now, call.ended_at + ahead)), groups)
+                self._wakeups.touch(service)
         self._announce()
         return True
 
@@ -77,6 +78,7 @@ class RateOperations:
         """Drop what is over from all windows."""
         if now < self._rates_due:
             return
+        self._wakeups.rates_changed = True
         for service in self._topology.rated:
             # A pool's window is shared: its change concerns all services of the pool, of which one saw it first.
             if advance_service(service, micros(now)):
@@ -88,11 +90,9 @@ class RateOperations:
         due, blocked = UNLIMITED, False
         for service in self._topology.rated:
             assert service.rates is not None
-            first = service.rates.next_due()
-            if first < due:
-                due = first
-            if not service.runnable and any(service.waiting):
-                blocked = True
+            due = min(due, service.rates.next_due())
+            blocked = blocked or (not service.runnable and any(service.waiting))
+        self._wakeups.rates_due, self._wakeups.rates_changed = due, False
         self._rates_due = due / SECOND
         if self._timer is not None:
             self._disarm()

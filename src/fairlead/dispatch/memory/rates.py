@@ -37,8 +37,8 @@ class ServiceRates:
     """
 
     __slots__ = (
-        "by_member", "by_user", "counting", "group_rates", "heap", "is_plain", "mean_units", "members", "own", "parked",
-        "pool", "pool_rate", "regions", "rules", "shared", "windows",
+        "by_member", "by_user", "counting", "due", "group_rates", "heap", "is_plain", "mean_units", "members", "own",
+        "parked", "pool", "pool_rate", "regions", "rules", "shared", "windows",
     )  # fmt: skip
 
     def __init__(self, rules: ServiceRules, members: MemberRates = NO_MEMBER_RATES) -> None:
@@ -51,6 +51,8 @@ class ServiceRates:
         self.windows: dict[str, Window] = {}
         self.mean_units: int | None = None
         self.parked: dict[str, int] = {}
+        self.due = 0
+        """The time at which `advance` has something to do next; 0 if that has to be found out (`next_due`)."""
         self.heap: list[tuple[int, str]] = []
         self.take_rules(rules, members)
 
@@ -76,6 +78,7 @@ class ServiceRates:
         """By region, those windows of the service, the region and the pool that count a call there."""
         self.is_plain = window is None and self.own.most_units == UNLIMITED
         """Whether every step fits as long as the service's own window has room."""
+        self.due = 0
         self._find_shared()
 
     def _find_shared(self) -> None:
@@ -193,6 +196,7 @@ class ServiceRates:
         sent_at = _sent_at(lease, after, now)
         for window in windows:
             window.sent(units, sent_at)
+        self.due = 0
         return (windows, units, sent_at), self._changed(lease.user_id, windows)
 
     def ended(self, lease: Lease, held: Reservation | None, release: Release, now: float) -> tuple[str, ...]:
@@ -209,10 +213,22 @@ class ServiceRates:
         else:
             if release.sent is not None:
                 sent_at = _sent_at(lease, release.sent, at)
+            if at >= self.due:
+                self.due = 0  # a window drops what is over
+            left, more, per, end = units, 0, 0, 0
+            if used is not None:
+                left, more = min(units, used), max(0, used - units)
             for window in windows:
-                window.ended(units, used, sent_at, at)
+                if window.per != per:
+                    per, end = window.per, window.end_of(sent_at, at)
+                window.close(units, left, end, at)
+                if more:
+                    window.add(at, 0, more)  # the provider may have counted these as late as at the end
+                if not window.member:
+                    if end < self.due:
+                        self.due = end
                 # A window that will be looked at needs no other time: the end of its last entry is never earlier.
-                if window.look_at == UNLIMITED and window.member:
+                elif window.look_at == UNLIMITED:
                     self._due(window.member)
         return self._changed(lease.user_id, windows) if self.parked else ()
 
@@ -220,6 +236,7 @@ class ServiceRates:
         """The call of a grant has ended that was never made, or that was reported as sent. Returns its windows: one
         that was dropped because it was empty may have a successor."""
         windows, units, sent_at = held
+        self.due = 0
         if sent_at is not None:
             present = [self.windows.get(each.member) if each.member else each for each in windows]
             windows = tuple(each for each in present if each is not None)
@@ -236,6 +253,7 @@ class ServiceRates:
         """Count a call that ended before the queue was rebuilt."""
         for window in (*self._count_in(call.region), *self._members(call.user_id, call.plan, groups)):
             window.add(ended_at, 1, micros(call.units))
+        self.due = 0
         for member in (call.user_id, *groups):
             self._due(member)
 
@@ -243,7 +261,7 @@ class ServiceRates:
         """Take over what the upstream said about its own limits."""
         window = self.own if rest.region is None else self.regions.setdefault(rest.region, Window())
         self._find_shared()
-        until = now + micros(rest.seconds)
+        self.due, until = 0, now + micros(rest.seconds)
         if rest.requests is None and rest.units is None:
             window.rest = max(window.rest, until)
         else:
@@ -271,7 +289,7 @@ class ServiceRates:
         return any(changed), unparked
 
     def next_due(self) -> int:
-        """The time at which `advance` may have something to do, or UNLIMITED."""
+        """The time at which `advance` may have something to do, or UNLIMITED. Sets `due` to it."""
         due = self.heap[0][0] if self.heap else UNLIMITED
         for window in self.shared:
             entries, rest = window.entries, window.rest
@@ -279,13 +297,14 @@ class ServiceRates:
                 due = entries[0]
             if rest and rest < due:
                 due = rest
+        self.due = due
         return due
 
     def clear(self) -> None:
         """Forget everything, because the queue is rebuilt."""
         for window in self.shared:
             window.clear()
-        self.windows, self.parked, self.heap = {}, {}, []
+        self.windows, self.parked, self.heap, self.due = {}, {}, [], 0
         self.mean_units = None
 
     def _changed(self, user_id: str, windows: tuple[Window, ...]) -> tuple[str, ...]:
@@ -318,6 +337,8 @@ class ServiceRates:
         if due < window.look_at:
             window.look_at = due
             heappush(self.heap, (due, member))
+            if due < self.due:
+                self.due = due
 
     def _due_of(self, member: str, window: Window) -> int:
         if member in self.parked:

@@ -15,6 +15,7 @@ from fairlead.dispatch.memory.fair_queue import Entry
 from fairlead.dispatch.memory.rates import NO_MEMBER_RATES, ServiceRates, needs_rates, pool_windows
 from fairlead.dispatch.memory.service import Service
 from fairlead.domain.groups import GroupRules
+from fairlead.domain.rates import UNLIMITED
 from fairlead.domain.rules import Rules, ServiceRules
 
 
@@ -114,6 +115,10 @@ class Wakeups:
         self._ready: set[str] = set()
         self._touched: set[Service] = set()
         self._passed_over: dict[Pool, set[str]] = {}
+        self.rates_due = UNLIMITED
+        """The time at which a window changes next, as far as the dispatcher knows."""
+        self.rates_changed = False
+        """Whether operations have changed a service so that a window may change earlier, or that it waits for one."""
 
     def touch(self, service: Service) -> None:
         """Record that the current operation changed this service."""
@@ -149,7 +154,10 @@ class Wakeups:
         for service in self._touched:
             if service.pool is not None:
                 pools.add(service.pool)
+                self.rates_changed = True
             else:
+                if service.rates is not None and (service.rates.due < self.rates_due or not service.ready):
+                    self.rates_changed = True
                 if service.ready and not service.runnable:
                     turned.add(service.name)
                 service.runnable = service.ready

@@ -46,9 +46,12 @@ class Ratio:
     def learn(self, over: int, under: int) -> None:
         if under <= 0:
             return
-        self.count = min(self.count + 1, _REMEMBERED)
-        self.over += (over - self.over) // self.count
-        self.under += (under - self.under) // self.count
+        count = self.count
+        if count < _REMEMBERED:
+            count = self.count = count + 1
+        self.over += (over - self.over) // count
+        if under != self.under:
+            self.under += (under - self.under) // count
 
     @property
     def value(self) -> float | None:
@@ -57,7 +60,8 @@ class Ratio:
 
     def of(self, under: int, steps: int = 1) -> int:
         """The amount that corresponds to `under`, the sum of `steps` steps. Some call must have been measured."""
-        return int(min(float(under) * self.over / self.under, steps * _LONGEST))
+        amount = float(under) * self.over / self.under
+        return int(amount) if amount < _LONGEST else int(min(amount, steps * _LONGEST))
 
 
 class CostError(ValueError):

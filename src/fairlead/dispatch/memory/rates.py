@@ -37,7 +37,7 @@ class ServiceRates:
     """
 
     __slots__ = (
-        "by_member", "by_user", "counting", "due", "group_rates", "heap", "is_plain", "mean_units", "members", "own",
+        "by_user", "counting", "due", "group_rates", "heap", "is_plain", "mean_units", "members", "own",
         "parked", "pool", "pool_rate", "regions", "rules", "shared", "windows",
     )  # fmt: skip
 
@@ -66,7 +66,6 @@ class ServiceRates:
             self.regions.setdefault(region, Window()).take_rate(rules.region_rates.get(region))
         self.by_user = rules.user_rate is not None or bool(members.plans)
         self.group_rates = {MARK + path: rate for path, rate in members.groups.items()}
-        self.by_member = self.by_user or bool(self.group_rates)
         self.take_pool(self.pool, self.pool_rate)
         if (rules.user_rate, members) != (was, was_members):
             self.parked.clear()
@@ -139,10 +138,10 @@ class ServiceRates:
     def granted(self, user: User, region: str | None, cost: int | None, plan: str | None) -> Reservation | None:
         """Count a grant. Returns None if no window counts it."""
         windows = self.counting.get(region)
-        if windows is None:
-            windows = self._count_in(region)
-        if self.by_member:
-            windows += self._members(user.user_id, plan, self.rated_groups(user) if self.group_rates else ())
+        if windows is None or self.by_user:
+            windows = self._windows(region, user.user_id, plan)
+        if self.group_rates and user.levels:
+            windows += self._of_groups(self.rated_groups(user))
         if not windows:
             return None
         units = cost if cost is not None else self.mean_units or 0
@@ -151,30 +150,32 @@ class ServiceRates:
             window.units += units
         return (windows, units, None)
 
-    def _count_in(self, region: str | None) -> tuple[Window, ...]:
-        """Those windows of the service, the region and the pool that count a call there."""
-        shared = (self.own, self.regions.get(region or ""), self.pool if self.rules.in_pool(region) else None)
-        windows = self.counting[region] = tuple(each for each in shared if each is not None and each.counts)
-        return windows
-
-    def _members(self, user_id: str, plan: str | None, groups: tuple[str, ...]) -> tuple[Window, ...]:
-        """The windows of the user and of these groups."""
-        members: tuple[Window, ...] = ()
+    def _windows(self, region: str | None, user_id: str, plan: str | None) -> tuple[Window, ...]:
+        """The windows of the service, the region, the pool and the user, as far as they count a call."""
+        windows = self.counting.get(region)
+        if windows is None:
+            shared = (self.own, self.regions.get(region or ""), self.pool if self.rules.in_pool(region) else None)
+            windows = self.counting[region] = tuple(each for each in shared if each is not None and each.counts)
         if self.by_user:
-            plans, rate, window = self.members.plans, self.rules.user_rate, self.windows.get(user_id)
+            rate, plans, own = self.rules.user_rate, self.members.plans, self.windows.get(user_id)
             if plans:
                 rate = plans.get(plan or "", rate)
-            if window is None or window.rate is not rate:
-                window = self._window_of(user_id, rate)
-            if window is not None and window.counts:
-                members = (window,)
+            if own is None or own.rate is not rate:
+                own = self._window_of(user_id, rate)
+            if own is not None and own.counts:
+                windows += (own,)
+        return windows
+
+    def _of_groups(self, groups: tuple[str, ...]) -> tuple[Window, ...]:
+        """The windows of groups that have a rate."""
+        windows: tuple[Window, ...] = ()
         for group in groups:
             rate, window = self.group_rates[group], self.windows.get(group)
             if window is None or window.rate is not rate:
                 window = self._window_of(group, rate)
             if window is not None and window.counts:
-                members = (*members, window)
-        return members
+                windows += (window,)
+        return windows
 
     def _window_of(self, member: str, rate: Rate | None) -> Window | None:
         """The window of a member, with this rate."""
@@ -206,7 +207,7 @@ class ServiceRates:
             self.mean_units = smoothed(self.mean_units, used)
         if held is None:
             return ()
-        at = micros(now)
+        at = round(now * SECOND)  # `micros`, inlined: no clock is negative
         windows, units, sent_at = held
         if release.refund or sent_at is not None:
             windows = self._ended_known(held, used, at)
@@ -251,7 +252,7 @@ class ServiceRates:
 
     def spent(self, call: Spent, ended_at: int, groups: tuple[str, ...]) -> None:
         """Count a call that ended before the queue was rebuilt."""
-        for window in (*self._count_in(call.region), *self._members(call.user_id, call.plan, groups)):
+        for window in self._windows(call.region, call.user_id, call.plan) + self._of_groups(groups):
             window.add(ended_at, 1, micros(call.units))
         self.due = 0
         for member in (call.user_id, *groups):

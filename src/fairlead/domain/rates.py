@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 from fairlead.domain.fair_share import SECOND, micros
@@ -68,6 +69,16 @@ class MemberRates(NamedTuple):
     groups: Mapping[str, Rate] = {}
 
 
+@lru_cache
+def _numbers_of(rate: Rate | None) -> tuple[int, int, int, int, int]:
+    """`per`, the width of an entry, the margin, and the most requests and units, as windows have them. Thousands of
+    windows with the same rate share these numbers, so that a claim finds them in the processor's cache."""
+    per = SECOND if rate is None else micros(rate.per)
+    most_requests = UNLIMITED if rate is None or rate.requests is None else rate.requests
+    most_units = UNLIMITED if rate is None or rate.units is None else micros(rate.units)
+    return per, per // PARTS, min(LONGEST_MARGIN, per // MARGIN_PARTS), most_requests, most_units
+
+
 class Window:
     """What a rate counts now: `requests` and `units` in total. Those that the provider must have counted are in
     `entries`, sorted by their end: end, requests and units of the first entry, then those of the second, and so on, in
@@ -112,17 +123,12 @@ class Window:
     def has_rate(self, rate: Rate) -> bool:
         if rate is self.rate:
             return True
-        units = UNLIMITED if rate.units is None else micros(rate.units)
-        requests = UNLIMITED if rate.requests is None else rate.requests
-        return (self.most_requests, self.most_units, self.per) == (requests, units, micros(rate.per))
+        return (self.per, self.width, self.margin, self.most_requests, self.most_units) == _numbers_of(rate)
 
     def take_rate(self, rate: Rate | None) -> None:
         """Apply a rate. If its `per` differs from before, the entries end that much later or earlier."""
-        self.rate, per = rate, SECOND if rate is None else micros(rate.per)
+        self.rate, (per, self.width, self.margin, self.most_requests, self.most_units) = rate, _numbers_of(rate)
         shift, self.per = per - self.per if self.per else 0, per
-        self.width, self.margin = per // PARTS, min(LONGEST_MARGIN, per // MARGIN_PARTS)
-        self.most_requests = UNLIMITED if rate is None or rate.requests is None else rate.requests
-        self.most_units = UNLIMITED if rate is None or rate.units is None else micros(rate.units)
         self.counts = self.most_requests < UNLIMITED or self.most_units < UNLIMITED
         if shift:
             for at in range(0, len(self.entries), 3):

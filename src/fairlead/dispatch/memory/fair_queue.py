@@ -26,6 +26,7 @@ from fairlead.domain.fair_share import charge
 
 if TYPE_CHECKING:
     from fairlead.dispatch.memory.groups import Group
+    from fairlead.domain.rates import Window
 
 Entry: TypeAlias = tuple[int, str, str, str, int, int, int, int, int | None, str | None, str | None]
 """A waiting step, sorted by its order key and then by job id.
@@ -99,10 +100,12 @@ def count_before(queue: Queue, entry: Entry) -> int:
 class User:
     """One user of a service, with the user's steps in all bands and lanes."""
 
-    __slots__ = ("group", "levels", "mean", "running", "user_id", "waiting", "weight")
+    __slots__ = ("group", "levels", "mean", "running", "user_id", "waiting", "weight", "window")
 
-    def __init__(self, user_id: str) -> None:
+    def __init__(self, user_id: str, window: Window | None) -> None:
         self.user_id = user_id
+        self.window = window
+        """What the user's own rate counts. None, or without a rate, if that is nothing."""
         self.weight = 1.0
         self.waiting = 0
         self.running = 0

@@ -69,7 +69,9 @@ class RateOperations:
             service = self._topology.service(call.service)
             if service.rates is not None:
                 groups = groups_of_path(service, call.group)
-                service.rates.spent(call, micros(min(now, call.ended_at + ahead)), groups)
+                window = service.rates.spent(call, micros(min(now, call.ended_at + ahead)), groups)
+                if call.user_id in service.users:
+                    service.users[call.user_id].window = window
                 self._wakeups.touch(service)
         self._announce()
         return True

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from fairlead.dispatch.memory.fair_queue import COST, USER, Entry, FairBand, FifoBand, Lane
+from fairlead.dispatch.memory.fair_queue import COST, USER, Entry, FairBand, FifoBand, Lane, User
 from fairlead.dispatch.memory.rates import MARK, ServiceRates
 from fairlead.domain.fair_share import SECOND, micros
 from fairlead.domain.groups import GroupAhead, levels_of
@@ -41,12 +41,13 @@ def rated_head(service: Service, band: FairBand | FifoBand, lane: str | None) ->
         user_id, full = head[-1], None
         cost = band.lanes[lane].queues[user_id][0][COST]
         units = cost if cost is not None else rates.mean_units or 0
-        if rates.by_user and (window := rates.windows.get(user_id)) is not None:
+        user = service.users[user_id]
+        if (window := user.window) is not None:
             has_room = window.requests < window.most_requests and window.units + units < window.most_units
             if not has_room and not window.fits(units):
                 full = user_id
         if rates.group_rates and full is None:
-            full = _full_group(service, rates, user_id, units)
+            full = _full_group(rates, user, units)
         if full is None:
             return head
         rates.park(full, cost)
@@ -56,9 +57,9 @@ def rated_head(service: Service, band: FairBand | FifoBand, lane: str | None) ->
     return None
 
 
-def _full_group(service: Service, rates: ServiceRates, user_id: str, units: int) -> str | None:
+def _full_group(rates: ServiceRates, user: User, units: int) -> str | None:
     """The first of the user's groups whose rate keeps a step of this many units from being granted."""
-    for group in rates.rated_groups(service.users[user_id]):
+    for group in rates.rated_groups(user):
         window = rates.windows.get(group)
         if window is not None and not window.fits(units):
             return group

@@ -101,7 +101,7 @@ class ServiceRates:
                     continue
                 rate = same[0]
             if rate is None:
-                del self.windows[member]
+                self._drop(member)
             else:
                 window.take_rate(rate)
                 self._due(member)
@@ -139,7 +139,7 @@ class ServiceRates:
         """Count a grant. Returns None if no window counts it."""
         windows = self.counting.get(region)
         if windows is None or self.by_user:
-            windows = self._windows(region, user.user_id, plan)
+            user.window, windows = self._windows(region, user.user_id, user.window, plan)
         if self.group_rates and user.levels:
             windows += self._of_groups(self.rated_groups(user))
         if not windows:
@@ -150,21 +150,24 @@ class ServiceRates:
             window.units += units
         return (windows, units, None)
 
-    def _windows(self, region: str | None, user_id: str, plan: str | None) -> tuple[Window, ...]:
-        """The windows of the service, the region, the pool and the user, as far as they count a call."""
+    def _windows(
+        self, region: str | None, user_id: str, own: Window | None, plan: str | None
+    ) -> tuple[Window | None, tuple[Window, ...]]:
+        """The window of the user, which is `own` or another one, and those of the service, the region, the pool and the
+        user that count a call."""
         windows = self.counting.get(region)
         if windows is None:
             shared = (self.own, self.regions.get(region or ""), self.pool if self.rules.in_pool(region) else None)
             windows = self.counting[region] = tuple(each for each in shared if each is not None and each.counts)
         if self.by_user:
-            rate, plans, own = self.rules.user_rate, self.members.plans, self.windows.get(user_id)
+            rate, plans = self.rules.user_rate, self.members.plans
             if plans:
                 rate = plans.get(plan or "", rate)
             if own is None or own.rate is not rate:
                 own = self._window_of(user_id, rate)
             if own is not None and own.counts:
                 windows += (own,)
-        return windows
+        return own, windows
 
     def _of_groups(self, groups: tuple[str, ...]) -> tuple[Window, ...]:
         """The windows of groups that have a rate."""
@@ -250,13 +253,15 @@ class ServiceRates:
                 self._due(window.member)
         return windows
 
-    def spent(self, call: Spent, ended_at: int, groups: tuple[str, ...]) -> None:
-        """Count a call that ended before the queue was rebuilt."""
-        for window in self._windows(call.region, call.user_id, call.plan) + self._of_groups(groups):
+    def spent(self, call: Spent, ended_at: int, groups: tuple[str, ...]) -> Window | None:
+        """Count a call that ended before the queue was rebuilt. Returns the window of its user."""
+        own, windows = self._windows(call.region, call.user_id, self.windows.get(call.user_id), call.plan)
+        for window in windows + self._of_groups(groups):
             window.add(ended_at, 1, micros(call.units))
         self.due = 0
         for member in (call.user_id, *groups):
             self._due(member)
+        return own
 
     def rest(self, rest: Rest, now: int) -> None:
         """Take over what the upstream said about its own limits."""
@@ -332,7 +337,7 @@ class ServiceRates:
         if window is None:
             return
         if window.is_empty:
-            del self.windows[member]
+            self._drop(member)
             return
         due = self._due_of(member, window)
         if due < window.look_at:
@@ -340,6 +345,10 @@ class ServiceRates:
             heappush(self.heap, (due, member))
             if due < self.due:
                 self.due = due
+
+    def _drop(self, member: str) -> None:
+        """Forget the window of a member. Without a rate, it is never full if a user's record still has it."""
+        self.windows.pop(member).take_rate(None)
 
     def _due_of(self, member: str, window: Window) -> int:
         if member in self.parked:

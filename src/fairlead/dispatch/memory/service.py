@@ -244,7 +244,8 @@ class Service:
         """The record of the user, with this weight. An invalid weight counts as 1, so it cannot block the queue."""
         user = self.users.get(user_id)
         if user is None:
-            user = self.users[user_id] = User(user_id)
+            window = None if self.rates is None else self.rates.windows.get(user_id)
+            user = self.users[user_id] = User(user_id, window)
         user.weight = weight if weight > 0 else 1.0
         return user
 

@@ -187,9 +187,11 @@ class ServiceSource:
         self.worker = worker
 
     def next(self) -> tuple[Service, Pick] | None:
-        claim = self.worker.claim
-        pick = self.service.pick(self.worker.bands, claim.regions, unserved=claim.unserved)
-        return None if pick is None else (self.service, pick)
+        service, worker = self.service, self.worker
+        pick = service.next
+        if pick is None or pick[0] not in worker.bands:
+            pick = service.pick(worker.bands, worker.claim.regions, unserved=worker.claim.unserved)
+        return None if pick is None else (service, pick)
 
 
 def _bands_of(claim: Claim) -> tuple[int, ...]:

@@ -136,17 +136,17 @@ class Ranking:
         while heap:
             sort_key = heap[0]
             number, node = sort_key
-            if numbers.get(node) != number:
-                heappop(heap)
-            elif node not in self.ranked or node in parked:
-                heappop(heap)
-                del numbers[node]
-            else:
+            if node in self.ranked and node not in parked:
                 real = new[node] if node in new else self.tags[node]
                 if real == number:
                     return sort_key
-                numbers[node] = real
-                heapreplace(heap, (real, node))
+                if numbers.get(node) == number:
+                    numbers[node] = real
+                    heapreplace(heap, (real, node))
+                    continue
+            elif numbers.get(node) == number:
+                del numbers[node]
+            heappop(heap)
         return None
 
     def push(self, node: str) -> None:
@@ -268,13 +268,14 @@ class FairBand(Band):
             del queues[user_id]
         return entry
 
-    def charge(self, user_id: str, cost: int, weight: float) -> int:
+    def charge(self, user: User, cost: int) -> int:
         """Charge a grant to the user, and return the charge. `virtual_time` becomes the tag that the user had before,
         unless the user is new."""
+        user_id = user.user_id
         tag = self.tags[user_id]
         if self.new.pop(user_id, None) is None:
             self.virtual_time = tag
-        charged = charge(cost, weight)
+        charged = charge(cost, user.weight)
         self.tags[user_id] = tag + charged
         return charged
 
@@ -293,6 +294,15 @@ class FairBand(Band):
         if self.waiting and self.waits(user_id):
             self._enter(user_id)
             self._fell(user_id)
+
+    def stays_first(self, first: User, user: User) -> bool:
+        """Whether the user that is next, or its group, stays next although charges of another user were settled."""
+        number_of, tags = self.new, self.tags
+        one = first.levels[-1].id if first.levels else first.user_id
+        other = user.levels[-1].id if user.levels else user.user_id
+        number = number_of[one] if one in number_of else tags[one]
+        than = number_of[other] if other in number_of else tags.get(other)
+        return than is None or number < than or (number == than and one < other)
 
     def arrival(self, user_id: str) -> int:
         """The user's number in the order of the newcomers, or 0 if the user is not new."""
@@ -384,8 +394,11 @@ class FifoBand(Band):
         self._left(lane, entry, queue)
         return entry
 
-    def charge(self, user_id: str, cost: int, weight: float) -> int:
+    def charge(self, user: User, cost: int) -> int:
         return 0
+
+    def stays_first(self, first: User, user: User) -> bool:
+        return True
 
     def settle(self, user_id: str, difference: int) -> None:
         """Do nothing: FIFO bands charge nothing."""

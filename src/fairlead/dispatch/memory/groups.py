@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 from fairlead.dispatch.memory.fair_queue import NEWCOMERS, USER, Entry, FairBand, Ranking, SortKey, User, inserted
 from fairlead.dispatch.memory.rates import MARK as MARK
-from fairlead.domain.fair_share import charge
 from fairlead.domain.groups import UNDECLARED_GROUP, GroupRules, parent_of
 
 if TYPE_CHECKING:
@@ -105,8 +104,13 @@ class GroupedBand(FairBand):
         self._left(entry[USER], region)
 
     def take(self, region: str | None, user_id: str) -> Entry:
-        entry = super().take(region, user_id)
-        self._left(user_id, region)
+        queues = self.lanes[region].queues
+        queue = queues[user_id]
+        entry: Entry = queue.pop(0)
+        self.waiting -= 1
+        if not queue:
+            del queues[user_id]
+            self._left(user_id, region)
         return entry
 
     def _left(self, user_id: str, region: str | None) -> None:
@@ -115,13 +119,16 @@ class GroupedBand(FairBand):
 
     def head(self, region: str | None, parked: set[str]) -> tuple[Any, ...] | None:
         """The sort keys from the first node of the lane down to a user, one after the other."""
-        found: tuple[Any, ...] = ()
-        levels = self.active.get(region, {})
-        level = levels.get(None)
-        while level is not None and (first := level.first(())) is not None:
-            found = found + first if found else first
-            level = levels.get(first[1])  # None if it is a user: active groups have active members
-        return found or None
+        levels = self.active.get(region)
+        level = None if levels is None else levels.get(None)
+        if levels is None or level is None:
+            return None
+        found: tuple[Any, ...] | None = level.first(())
+        while found is not None and (level := levels.get(found[-1])) is not None:  # None if it is a user
+            first = level.first(())
+            assert first is not None  # active groups have active members
+            found += first
+        return found
 
     # -- active nodes --------------------------------------------------------------------------------------------
 
@@ -180,22 +187,22 @@ class GroupedBand(FairBand):
         """The virtual time of the members of a group, or of the band."""
         return self.virtual_time if parent is None else self.times.get(parent, 0)
 
-    def charge(self, user_id: str, cost: int, weight: float) -> int:
+    def charge(self, user: User, cost: int) -> int:
         """Charge a grant to the user and to every group that the user is in. Returns the charge of the user."""
-        self.charged = user_id
-        tags, new, node = self.tags, self.new, user_id
-        charged = of_node = charge(cost, weight)
-        while True:
-            tag, parent = tags[node], self.parents.get(node)
+        self.charged = node = user.user_id
+        tags, new = self.tags, self.new
+        charged = of_node = int(cost / user.weight) or 1  # `charge`, inlined
+        for group in user.levels:
+            tag = tags[node]
             if not new or new.pop(node, None) is None:
-                if parent is None:
-                    self.virtual_time = tag
-                else:
-                    self.times[parent] = tag
+                self.times[group.id] = tag
             tags[node] = tag + of_node
-            if parent is None:
-                return charged
-            node, of_node = parent, charge(cost, self.weights[parent].weight)
+            node, of_node = group.id, int(cost / group.weight) or 1
+        tag = tags[node]
+        if not new or new.pop(node, None) is None:
+            self.virtual_time = tag
+        tags[node] = tag + of_node
+        return charged
 
     def _enter(self, user_id: str) -> None:
         tag, time = self.tags.get(user_id), self.time(self.parents.get(user_id))
@@ -234,8 +241,10 @@ class GroupedBand(FairBand):
         return True
 
     def overtaken(self) -> Sequence[str]:
+        if not self._queued:
+            return ()
         nodes: list[str] = []
-        node: str | None = self.charged if self._queued else None
+        node: str | None = self.charged
         while node is not None:
             node = self.parents.get(node)
             idle, time = self.idles.get(node), self.time(node)
@@ -333,8 +342,9 @@ class Groups:
         queue = self.bands[band]
         for group in user.levels:
             group.running -= 1
-            used = 0 if real is None else charge(real, group.weight)
-            if difference := used - (charge(estimate, group.weight) if estimate else 0):
+            weight = group.weight
+            used = 0 if real is None else int(real / weight) or 1  # `charge`, inlined
+            if difference := used - ((int(estimate / weight) or 1) if estimate else 0):
                 queue.settle(group.id, difference)
 
     def park_or_unpark(self, user: User) -> None:

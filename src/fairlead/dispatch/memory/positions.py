@@ -18,6 +18,7 @@ from fairlead.dispatch.memory.service import RETRIES, Service
 from fairlead.dispatch.memory.tally import Ahead, Mark, Tally, Waiting
 from fairlead.dispatch.port import Unserved
 from fairlead.domain.fair_share import ESTIMATED_BY, SECOND, QueuePosition, SlotMark, charge, micros, slot_waits
+from fairlead.domain.job import Hold
 
 FIRST_PRIORITY = 1
 """The band of the highest priority. The band before it holds the retries that go first."""
@@ -139,17 +140,22 @@ def _without_held(
     return slots, max(rests, (micros(min(ends)) - micros(now)) / SECOND)
 
 
+def _ended_holds(service: Service, now: float) -> list[Hold]:
+    """The holds whose time is over and that have not been removed yet."""
+    return [hold for hold, ends_at in service.holds.values() if ends_at <= now]
+
+
 def _in_use(service: Service, now: float) -> int:
-    return service.in_use - len(service.ended_holds(now))
+    return service.in_use - len(_ended_holds(service, now))
 
 
 def _in_pool(service: Service, now: float) -> int:
-    over = [hold for hold in service.ended_holds(now) if service.rules.in_pool(hold.region)]
+    over = [hold for hold in _ended_holds(service, now) if service.rules.in_pool(hold.region)]
     return service.in_pool - len(over)
 
 
 def _free_in(service: Service, region: str, now: float) -> int:
-    over = sum(hold.region == region for hold in service.ended_holds(now))
+    over = sum(hold.region == region for hold in _ended_holds(service, now))
     return max(0, service.region_free(region, over))
 
 

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Sequence, Set
 
 from fairlead.dispatch.memory.leases import Leases
-from fairlead.dispatch.memory.rated_service import advance_service, groups_of_path
+from fairlead.dispatch.memory.rated_service import advance_service, call_sent, groups_of_path
 from fairlead.dispatch.memory.rates import ServiceRates
 from fairlead.dispatch.memory.service import Service
 from fairlead.dispatch.memory.topology import Topology, Wakeups
@@ -42,11 +42,12 @@ class RateOperations:
             lease = self._leases.by_name.get(report.lease)
             service = None if lease is None else self._services[lease.service]
             if lease is not None and service is not None and service.rates is not None:
-                groups = service.sent(lease, report.after, now)
+                groups = call_sent(service, lease, report.after, now)
                 if lease.user_id in service.parked:
                     service.park_or_unpark(service.users[lease.user_id])
                 if service.groups is not None:
                     service.groups.reconsider(groups)
+                self._wakeups.touch(service)
                 self._wakeups.touch_counted(service)
         self._announce()
 

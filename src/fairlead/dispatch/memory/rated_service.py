@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from fairlead.dispatch.memory.fair_queue import COST, USER, Entry, FairBand, FifoBand, Lane, User
-from fairlead.dispatch.memory.rates import MARK, ServiceRates
+from fairlead.dispatch.memory.fair_queue import COST, USER, Entry, FairBand, FifoBand, Lane
+from fairlead.dispatch.memory.rates import MARK
+from fairlead.dispatch.port import Lease
 from fairlead.domain.fair_share import SECOND, micros
 from fairlead.domain.groups import GroupAhead, levels_of
 
@@ -46,23 +47,18 @@ def rated_head(service: Service, band: FairBand | FifoBand, lane: str | None) ->
             has_room = window.requests < window.most_requests and window.units + units < window.most_units
             if not has_room and not window.fits(units):
                 full = user_id
-        if rates.group_rates and full is None:
-            full = _full_group(rates, user, units)
+        if rates.group_rates and user.levels and full is None:
+            for group in user.levels[0].rated or rates.rated_groups(user):
+                window = rates.windows.get(group)
+                if window is not None and not window.fits(units):
+                    full = group
+                    break
         if full is None:
             return head
         rates.park(full, cost)
         if service.groups is not None:
             service.groups.park(full)
         parked.add(full)
-    return None
-
-
-def _full_group(rates: ServiceRates, user: User, units: int) -> str | None:
-    """The first of the user's groups whose rate keeps a step of this many units from being granted."""
-    for group in rates.rated_groups(user):
-        window = rates.windows.get(group)
-        if window is not None and not window.fits(units):
-            return group
     return None
 
 
@@ -73,6 +69,16 @@ def fitting_regions(service: Service, lane: Lane, head: tuple[Any, ...], regions
         return regions
     cost = lane.queues[head[-1]][0][COST]
     return [region for region in regions if rates.region_fits(region, cost)]
+
+
+def call_sent(service: Service, lease: Lease, after: float, now: int) -> tuple[str, ...]:
+    """The call of a lease was sent. Returns the groups whose windows have changed."""
+    _, estimate, cost, held = service.leases[lease.name]
+    if service.rates is None or held is None:
+        return ()
+    held, groups = service.rates.sent(lease, held, after, now)
+    service.leases[lease.name] = (lease, estimate, cost, held)
+    return groups
 
 
 def advance_service(service: Service, now: int) -> bool:

@@ -141,7 +141,7 @@ class ServiceRates:
         if windows is None or self.by_user:
             user.window, windows = self._windows(region, user.user_id, user.window, plan)
         if self.group_rates and user.levels:
-            windows += self._of_groups(self.rated_groups(user))
+            windows += self._of_groups(user.levels[0].rated or self.rated_groups(user))
         if not windows:
             return None
         units = cost if cost is not None else self.mean_units or 0

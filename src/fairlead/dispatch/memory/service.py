@@ -60,7 +60,7 @@ class Service:
 
     __slots__ = (
         "bands", "breakers", "costs", "fifo", "group_rules", "groups", "holds", "leases", "member_rates", "name",
-        "parked", "pool", "rates", "ready", "region_slots", "rules", "runnable", "scope", "users", "waiting",
+        "next", "parked", "pool", "rates", "ready", "region_slots", "rules", "runnable", "scope", "users", "waiting",
     )  # fmt: skip
 
     def __init__(self, rules: ServiceRules, scope: Scope) -> None:
@@ -75,6 +75,9 @@ class Service:
         """Maintained by `Wakeups`: whether the service could grant a step, ignoring its pool."""
         self.runnable = False
         """Maintained by `Wakeups`: whether it is ready and its pool has a slot too. If so, workers have been woken."""
+        self.next: Pick | None = None
+        """Set by `Wakeups` when an operation ends: what `pick` returns as long as nothing has changed that; None if it
+        is not known. A claim that follows need not find it again."""
         self.costs = ServiceCosts()
         self.clear()
         self.take_rules(rules)
@@ -201,15 +204,6 @@ class Service:
             if (breaker := self.breakers.get(lease.region)) is not None:
                 breaker.granted(lease.name)
 
-    def sent(self, lease: Lease, after: float, now: int) -> tuple[str, ...]:
-        """The call of a lease was sent. Returns the groups whose rates have changed."""
-        _, estimate, cost, held = self.leases[lease.name]
-        if self.rates is None or held is None:
-            return ()
-        held, groups = self.rates.sent(lease, held, after, now)
-        self.leases[lease.name] = (lease, estimate, cost, held)
-        return groups
-
     def hold(self, key: str, hold: Hold, ends_at: float) -> None:
         self.holds[key] = hold, ends_at
         self._occupy(key, hold.region)
@@ -217,10 +211,6 @@ class Service:
     def end_hold(self, key: str) -> None:
         hold, _ = self.holds.pop(key)
         self._vacate(key, hold.region)
-
-    def ended_holds(self, now: float) -> list[Hold]:
-        """The holds whose time is over and that have not been removed yet."""
-        return [hold for hold, ends_at in self.holds.values() if ends_at <= now]
 
     def _occupy(self, slot: str, region: str | None) -> None:
         if region is not None:
@@ -266,12 +256,14 @@ class Service:
 
     def join(self, entry: Entry, user: User) -> None:
         self._enqueue(entry)
+        self.next = None
         self.waiting[entry[BAND]] += 1
         user.waiting += 1
 
     def leave(self, entry: Entry) -> None:
         """Remove a step from its queue. The caller must call `forget_if_idle` once it is done with the step."""
         band, lane = self.band_and_lane(entry)
+        self.next = None
         self.bands[band].leave(entry, lane)
         if (cost := entry[COST]) is not None:
             self.bands[band].lanes[lane].costs.add(entry[USER], -1, -cost)
@@ -324,19 +316,20 @@ class Service:
     def take(self, pick: Pick) -> tuple[Entry, User, int, int]:
         """Remove the picked step from its queue and charge its user. Returns (entry, user, estimate, charge)."""
         number, lane, user_id, region = pick
+        self.next = None
         user = self.users[user_id]
         band = self.bands[number]
         entry = band.take(lane, user_id)
         if (cost := entry[COST]) is not None:
             band.lanes[lane].costs.add(user_id, -1, -cost)
         estimate = self.costs.estimate(user, cost, region)
-        charged = band.charge(user_id, estimate, user.weight)
+        charged = band.charge(user, estimate)
         self.waiting[entry[BAND]] -= 1
         user.waiting -= 1
         user.running += 1
         if self.rules.user_limit is not None:
             self.park_or_unpark(user)
-        if self.groups is not None:
+        if user.levels and self.groups is not None:
             self.groups.granted(user)
         for idle in band.overtaken():
             self.forget_if_idle(idle)
@@ -374,10 +367,17 @@ class Service:
         used = None if real is None else self.costs.ended(user, real, cost, release.used, lease.region)
         charged = 0 if used is None else charge(used, lease.weight)
         self.bands[lease.band].settle(lease.user_id, charged - lease.charged)
-        if self.groups is not None:
+        if user.levels and self.groups is not None:
             self.groups.released(user, lease.band, estimate, used)
         if self.pool is not None and self.rules.in_pool(lease.region):
             self.pool.settle(lease.band, self.name, estimate, real)
+        first, band = self.next, self.bands[lease.band]
+        if first is not None and (
+            self.parked
+            or release.used is not None  # it changes the units that steps without a cost are taken to need
+            or (first[0] == lease.band and not band.stays_first(self.users[first[2]], user))
+        ):
+            self.next = None
         if self.parked:
             self.park_or_unpark(user)
             if self.groups is not None:

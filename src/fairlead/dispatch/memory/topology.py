@@ -123,10 +123,11 @@ class Wakeups:
     def touch(self, service: Service) -> None:
         """Record that the current operation changed this service."""
         self._touched.add(service)
+        service.next = None
 
     def touch_counted(self, service: Service) -> None:
-        """Record that the current operation changed this service and what the rates count of its calls. The rate of a
-        pool counts the calls of all its services, so whether a step of another service fits may have changed too."""
+        """Record that the current operation released or granted a step of this service. The rate of a pool counts the
+        calls of all its services, so whether a step of another service fits may have changed too."""
         self._touched.add(service)
         if service.pool is not None and service.pool.window is not None:
             self._touched.update(service.pool.services)
@@ -187,7 +188,10 @@ class Wakeups:
 
     def _refresh(self) -> None:
         for service in self._touched:
-            ready = service.pick() is not None
+            pick = service.pick()
+            if service.pool is None and not service.rules.regions:  # otherwise it depends on who claims
+                service.next = pick
+            ready = pick is not None
             if ready is not service.ready:
                 service.ready = ready
                 (self._ready.add if ready else self._ready.discard)(service.name)

@@ -259,3 +259,21 @@ async def test_estimated_waits_account_for_the_limit_of_a_group(queue: QueueHarn
     group = places["r2 0"].waits_for_group
     assert group is not None
     assert (group.path, group.slots, group.free) == ("red", 1, 0)
+
+
+@pytest.mark.parametrize("groups", [(None, None), ("red", "blue"), ("red", "red"), ("acme/red", "acme/blue")])
+@pytest.mark.parametrize(
+    ("ended", "seconds", "then"), [("ann", 1.0, "ann 1"), ("bob", 20.0, "ann 1"), ("bob", 9.0, "bob 1")]
+)
+async def test_a_release_decides_who_is_next_in_the_same_exchange(
+    queue: QueueHarness, groups: tuple[str | None, str | None], ended: str, seconds: float, then: str
+) -> None:
+    """After the first steps, ann is charged 10 s and bob 3 s, so bob is next until a call has ended."""
+    await queue.open(ServiceRules("s", limit=9))
+    for user, group, cost in zip(("ann", "bob"), groups, (10.0, 3.0), strict=True):
+        await queue.offer_all([f"{user} {n}" for n in range(3)], user, group=group, cost=cost)
+    leases = {lease.user_id: lease for lease in await queue.claim(2)}
+    queue.clock.advance(seconds)
+    release = Release(leases[ended].name, "s")
+    (lease,) = await queue.dispatcher.exchange(Claim("w", 1, frozenset({"s"})), [release])
+    assert lease.job_id == then

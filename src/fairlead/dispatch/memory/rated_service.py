@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from fairlead.dispatch.memory.fair_queue import COST, USER, Entry, FairBand, FifoBand, Lane
-from fairlead.dispatch.memory.rates import MARK
+from fairlead.dispatch.memory.fair_queue import COST, USER, Entry, FairBand, FifoBand, Lane, User
+from fairlead.dispatch.memory.rates import MARK, ServiceRates
 from fairlead.dispatch.port import Lease
 from fairlead.domain.fair_share import SECOND, micros
 from fairlead.domain.groups import GroupAhead, levels_of
@@ -33,33 +33,62 @@ def fits(service: Service, pick: Pick) -> bool:
     )
 
 
+def rated_pick(service: Service, rates: ServiceRates, bands: tuple[int, ...]) -> Pick | None:
+    """The next step of a service without regions whose own window is not full. Parks users and groups at their own
+    rate. What fits in most cases is inlined: claims call this for every step."""
+    own, parked = rates.own, service.parked
+    for number in bands:
+        band = service.bands[number]
+        while band.waiting and (head := band.head(None, parked)) is not None:
+            user_id = head[-1]
+            cost = band.lanes[None].queues[user_id][0][COST]
+            units = cost if cost is not None else rates.mean_units or 0
+            user = service.users[user_id]
+            window, full = user.window, None
+            if rates.group_rates or (
+                window is not None
+                and (window.requests >= window.most_requests or window.units + units >= window.most_units)
+            ):
+                full = _full_member(rates, user, units)
+            if full is None:
+                pick = (number, None, user_id, None)
+                has_room = own.units + units < own.most_units and rates.pool is None
+                return pick if has_room or fits(service, pick) else None
+            _park(service, full, cost)
+    return None
+
+
 def rated_head(service: Service, band: FairBand | FifoBand, lane: str | None) -> tuple[Any, ...] | None:
     """The user that is next in a lane. Parks users and groups at their own rate."""
-    rates, parked = service.rates, service.parked
-    if rates is None or not rates.windows:
-        return band.head(lane, parked)
-    while (head := band.head(lane, parked)) is not None:
-        user_id, full = head[-1], None
-        cost = band.lanes[lane].queues[user_id][0][COST]
-        units = cost if cost is not None else rates.mean_units or 0
-        user = service.users[user_id]
-        if (window := user.window) is not None:
-            has_room = window.requests < window.most_requests and window.units + units < window.most_units
-            if not has_room and not window.fits(units):
-                full = user_id
-        if rates.group_rates and user.levels and full is None:
-            for group in user.levels[0].rated or rates.rated_groups(user):
-                window = rates.windows.get(group)
-                if window is not None and not window.fits(units):
-                    full = group
-                    break
+    rates = service.rates
+    while (head := band.head(lane, service.parked)) is not None and rates is not None and rates.windows:
+        cost = band.lanes[lane].queues[head[-1]][0][COST]
+        full = _full_member(rates, service.users[head[-1]], rates.units_of(cost))
         if full is None:
-            return head
-        rates.park(full, cost)
-        if service.groups is not None:
-            service.groups.park(full)
-        parked.add(full)
+            break
+        _park(service, full, cost)
+    return head
+
+
+def _full_member(rates: ServiceRates, user: User, units: int) -> str | None:
+    """The user, or the first of its groups, whose rate keeps a step of this many units from being granted."""
+    if user.window is not None and not user.window.fits(units):
+        return user.user_id
+    if rates.group_rates and user.levels:
+        for group in user.levels[0].rated or rates.rated_groups(user):
+            window = rates.windows.get(group)
+            if window is not None and not window.fits(units):
+                return group
     return None
+
+
+def _park(service: Service, member: str, cost: int | None) -> None:
+    """Park a member whose rate keeps a step with this cost from being granted."""
+    assert service.rates is not None
+    service.rates.park(member, cost)
+    if service.groups is not None:
+        service.groups.park(member)
+    service.parked.add(member)
 
 
 def fitting_regions(service: Service, lane: Lane, head: tuple[Any, ...], regions: list[str]) -> list[str]:

@@ -213,35 +213,31 @@ class ServiceRates:
         at = round(now * SECOND)  # `micros`, inlined: no clock is negative
         windows, units, sent_at = held
         if release.refund or sent_at is not None:
-            windows = self._ended_known(held, used, at)
-        else:
-            if release.sent is not None:
-                sent_at = _sent_at(lease, release.sent, at)
-            if at >= self.due:
-                self.due = 0  # a window drops what is over
-            left, more, per, end = units, 0, 0, 0
-            if used is not None:
-                left, more = min(units, used), max(0, used - units)
-            for window in windows:
-                if window.per != per:
-                    per, end = window.per, window.end_of(sent_at, at)
-                window.close(units, left, end, at)
-                if more:
-                    window.add(at, 0, more)  # the provider may have counted these as late as at the end
-                if not window.member:
-                    if end < self.due:
-                        self.due = end
-                # A window that will be looked at needs no other time: the end of its last entry is never earlier.
-                elif window.look_at == UNLIMITED:
-                    self._due(window.member)
+            return self._ended_known(lease.user_id, held, used, at)
+        if release.sent is not None:
+            sent_at = _sent_at(lease, release.sent, at)
+        if at >= self.due:
+            self.due = 0  # a window drops what is over
+        left, per, end = units if used is None or used > units else used, 0, 0
+        for window in windows:
+            if window.per != per:
+                per, end = window.per, window.end_of(sent_at, at)
+            window.close(units, left, end, at)
+            if used is not None and used > units:
+                window.add(at, 0, used - units)  # the provider may have counted these as late as at the end
+            if not window.member:
+                if end < self.due:
+                    self.due = end
+            # A window that will be looked at needs no other time: the end of its last entry is never earlier.
+            elif window.look_at == UNLIMITED:
+                self._due(window.member)
         return self._changed(lease.user_id, windows) if self.parked else ()
 
-    def _ended_known(self, held: Reservation, used: int | None, now: int) -> tuple[Window, ...]:
-        """The call of a grant has ended that was never made, or that was reported as sent. Returns its windows: one
-        that was dropped because it was empty may have a successor."""
+    def _ended_known(self, user_id: str, held: Reservation, used: int | None, now: int) -> tuple[str, ...]:
+        """The call of a grant has ended that was never made, or that was reported as sent."""
         windows, units, sent_at = held
         self.due = 0
-        if sent_at is not None:
+        if sent_at is not None:  # a window that was dropped because it was empty may have a successor
             present = [self.windows.get(each.member) if each.member else each for each in windows]
             windows = tuple(each for each in present if each is not None)
         for window in windows:
@@ -251,7 +247,7 @@ class ServiceRates:
                 window.ended(units, used, sent_at, now, reported=True)
             if window.member:
                 self._due(window.member)
-        return windows
+        return self._changed(user_id, windows) if self.parked else ()
 
     def spent(self, call: Spent, ended_at: int, groups: tuple[str, ...]) -> Window | None:
         """Count a call that ended before the queue was rebuilt. Returns the window of its user."""

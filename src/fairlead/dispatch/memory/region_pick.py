@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeAlias
 
-from fairlead.dispatch.memory.rated_service import fitting_regions, rated_head
+from fairlead.dispatch.memory.rated_service import fits, fitting_regions, rated_head
 from fairlead.dispatch.port import Unserved
 
 if TYPE_CHECKING:
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 RETRIES = 0
 """The band of retries that go before every priority."""
+ALL_BANDS = (0, 1, 2, 3)
 
 Pick: TypeAlias = tuple[int, str | None, str, str | None]
 """The step to grant next, as (band, lane, user id, region of the slot).
@@ -23,8 +24,22 @@ A plain tuple, because one is made per grant and a named tuple takes five times 
 def pick_of_regions(
     service: Service, bands: tuple[int, ...], regions: frozenset[str] | None, *, pool_full: bool, unserved: Unserved
 ) -> Pick | None:
-    """Implements `Service._first` for a service with regions. Steps of the unbound lane compete with the steps bound to
-    any region that has a free slot. Retries that go first precede all of them."""
+    """Implements `Service.pick` for a service with regions. A step that only other workers take holds all others back
+    too, if a rate of the service or its pool does not allow it yet."""
+    may_hold_back = service.rates is not None and not service.rates.is_plain
+    if may_hold_back and (regions is not None or not (service.fifo or bands == ALL_BANDS)):
+        first = _first(service, ALL_BANDS, None, pool_full=pool_full, unserved=frozenset())
+        if first is not None and not fits(service, first):
+            return None
+    pick = _first(service, bands, regions, pool_full=pool_full, unserved=unserved)
+    return None if may_hold_back and pick is not None and not fits(service, pick) else pick
+
+
+def _first(
+    service: Service, bands: tuple[int, ...], regions: frozenset[str] | None, *, pool_full: bool, unserved: Unserved
+) -> Pick | None:
+    """The step that is next, if the rates of the service and its pool allow it. Steps of the unbound lane compete with
+    the steps bound to any region that has a free slot. Retries that go first precede all of them."""
     if regions is None:
         unserved = frozenset()  # a worker that claims for any region serves all regions
     free = {

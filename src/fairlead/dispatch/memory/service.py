@@ -21,9 +21,10 @@ from fairlead.dispatch.memory.fair_queue import (
     rekeyed,
 )
 from fairlead.dispatch.memory.groups import Groups
-from fairlead.dispatch.memory.rated_service import fits, rated_head
+from fairlead.dispatch.memory.rated_service import rated_pick
 from fairlead.dispatch.memory.rates import NO_MEMBER_RATES, Reservation, ServiceRates
 from fairlead.dispatch.memory.region_breaker import RegionBreaker
+from fairlead.dispatch.memory.region_pick import ALL_BANDS as ALL_BANDS
 from fairlead.dispatch.memory.region_pick import RETRIES as RETRIES
 from fairlead.dispatch.memory.region_pick import Pick as Pick
 from fairlead.dispatch.memory.region_pick import pick_of_regions
@@ -31,6 +32,7 @@ from fairlead.dispatch.port import Lease, Release, Unserved
 from fairlead.domain.fair_share import charge, micros
 from fairlead.domain.groups import GroupRules
 from fairlead.domain.job import RANK_RETRY, Hold
+from fairlead.domain.rates import UNLIMITED
 from fairlead.domain.rules import Order, ServiceRules, preference_of, regions_of
 
 if TYPE_CHECKING:
@@ -39,7 +41,6 @@ if TYPE_CHECKING:
 
 FIFO_BAND = 1
 """The band of all steps of a FIFO service, which ignores priorities. Only retries that go first have their own band."""
-ALL_BANDS = (0, 1, 2, 3)
 FIFO_BANDS = (RETRIES, FIFO_BAND)
 MOST_IDLE = 10_000
 """The maximum number of idle users per service remembered because of a debt, as in scripts/include/queues.lua."""
@@ -285,30 +286,24 @@ class Service:
         rules, rates = self.rules, self.rates
         if not self.scope.open or rules.paused or len(self.leases) + len(self.holds) >= rules.limit:
             return None
-        if (rates is not None and rates.own.is_full) or (pool_full and rules.pooled_regions is None):
-            return None
-        may_hold_back = rates is not None and not rates.is_plain
-        if may_hold_back and (regions is not None or not (self.fifo or bands == ALL_BANDS)):
-            # A step that only other workers take holds all others back too, if a rate does not allow it yet.
-            first = self._first(ALL_BANDS, None, pool_full, frozenset())
-            if first is not None and not fits(self, first):
+        if rates is not None:
+            own = rates.own  # `is_full`, inlined
+            if own.requests >= own.most_requests or own.units >= own.most_units < UNLIMITED or own.rest:
                 return None
-        pick = self._first(bands, regions, pool_full, unserved)
-        return None if may_hold_back and pick is not None and not fits(self, pick) else pick
-
-    def _first(
-        self, bands: tuple[int, ...], regions: frozenset[str] | None, pool_full: bool, unserved: Unserved
-    ) -> Pick | None:
-        """The step that is next, if the rates of the service and its pool allow it."""
+        if pool_full and rules.pooled_regions is None:
+            return None
         if self.fifo:
             bands = FIFO_BANDS
-        if self.rules.regions:
+        if rules.regions:
             return pick_of_regions(self, bands, regions, pool_full=pool_full, unserved=unserved)
-        rated = self.rates is not None and self.rates.windows
+        if rates is not None and (rates.windows or not rates.is_plain):
+            # A step that only other workers take holds all others back too, if a rate does not allow it yet.
+            first = rated_pick(self, rates, bands if rates.is_plain else ALL_BANDS)
+            return first if first is None or first[0] in bands else rated_pick(self, rates, bands)
         for number in bands:
             band = self.bands[number]
             if band.waiting:
-                head = rated_head(self, band, None) if rated else band.head(None, self.parked)
+                head = band.head(None, self.parked)
                 if head is not None:
                     return number, None, head[-1], None
         return None

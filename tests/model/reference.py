@@ -502,5 +502,6 @@ class RateLog:
 
     def fits(self, key: Key, rate: Rate, units: int, now: int, *, late: bool = False) -> bool:
         requests, used = self.counts(key, rate, now, late=late)
-        within = rate.units is None or used == 0 or used + units <= micros(rate.units)
+        most = None if rate.units is None else micros(rate.units)
+        within = most is None or used == 0 or (used < most and used + units <= most)  # a full one takes not even 0
         return within and (rate.requests is None or requests < rate.requests)

@@ -11,12 +11,10 @@ from types import SimpleNamespace
 import pytest
 
 from fairlead.dispatch.port import Claim, Lease, Offer, Release, ServiceSnapshot
-from fairlead.dispatch.redis import RedisDispatcher
 from fairlead.dispatch.redis.claim_new import MOST, ClaimNew
 from fairlead.domain.groups import GroupRules
 from fairlead.domain.rates import Rate
 from fairlead.domain.rules import Order, ServiceRules
-from fairlead.errors import Unavailable
 from tests.contract.dispatchers import ENGINES, FakeClock, QueueHarness, claimed_new
 
 
@@ -182,81 +180,6 @@ async def test_new_steps_are_granted_and_charged_alike_by_both_dispatchers() -> 
         assert memory == redis
     for queue in queues:
         await queue.dispatcher.close()
-
-
-async def release_with_new(opened: QueueHarness, **limits: int) -> tuple[ClaimNew, Lease, list[Release]]:
-    """A lease of a new step, and the list of the releases that are made at once."""
-    assert isinstance(opened.dispatcher, RedisDispatcher)
-    await opened.open(ServiceRules("s", limit=limits.get("limit", 2)))
-    claim_new = ClaimNew(opened.dispatcher, rest=0.0)
-    lease = await claimed_new(claim_new, new_step("a"))
-    assert lease is not None
-    return claim_new, lease, []
-
-
-def new_step(job: str) -> Offer:
-    return Offer(job, 1, "s", "ann", 2, 0, 0, 0)
-
-
-def release_of(lease: Lease) -> Release:
-    return Release(lease.name, "s", scope=lease.scope)
-
-
-@pytest.mark.parametrize("queue", ["redis"], indirect=True)
-async def test_a_slot_is_released_with_the_next_new_step(queue: QueueHarness) -> None:
-    claim_new, lease, at_once = await release_with_new(queue)
-    claim_new.release(release_of(lease), "w", at_once.append)
-    second = await claimed_new(claim_new, new_step("b"))
-    assert [each.name for each in (await queue.see()).leases] == [second and second.name]
-    await asyncio.sleep(0.05)
-    assert at_once == []
-
-
-@pytest.mark.parametrize("queue", ["redis"], indirect=True)
-async def test_a_slot_is_released_at_once_if_all_are_taken_or_a_step_waits(queue: QueueHarness) -> None:
-    claim_new, lease, at_once = await release_with_new(queue, limit=1)
-    claim_new.release(release_of(lease), "w", at_once.append)
-    assert at_once == [release_of(lease)]
-
-
-@pytest.mark.parametrize("queue", ["redis"], indirect=True)
-async def test_a_slot_is_released_soon_although_no_new_step_arrives(queue: QueueHarness) -> None:
-    claim_new, lease, at_once = await release_with_new(queue)
-    claim_new.release(release_of(lease), "w", at_once.append)
-    assert at_once == []
-    async with asyncio.timeout(5):
-        while not at_once:
-            await asyncio.sleep(0.001)
-
-
-@pytest.mark.parametrize("queue", ["redis"], indirect=True)
-async def test_a_slot_whose_release_fails_with_new_steps_is_released_at_once(
-    queue: QueueHarness, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    claim_new, lease, at_once = await release_with_new(queue)
-
-    async def run(*_: object) -> None:
-        raise Unavailable("no reply")
-
-    claim_new.release(release_of(lease), "w", at_once.append)
-    with monkeypatch.context() as failing:
-        failing.setattr(claim_new._scopes, "run", run)
-        assert await claimed_new(claim_new, new_step("b")) is None
-    assert at_once == [release_of(lease)]
-
-
-@pytest.mark.parametrize("queue", ["redis"], indirect=True)
-async def test_a_slot_of_a_service_that_moved_into_a_pool_is_released_with_new_steps(queue: QueueHarness) -> None:
-    """The scope of the pool grants no new step, and still releases what it is sent."""
-    assert isinstance(queue.dispatcher, RedisDispatcher)
-    await queue.open(ServiceRules("s", limit=2, pool="p"), pools={"p": 2})
-    await queue.offer("queued")
-    lease = await queue.take()
-    claim_new = ClaimNew(queue.dispatcher, rest=0.0)
-    claim_new._idle_until["s"] = float("inf")
-    claim_new.release(release_of(lease), "w", lambda release: None)
-    assert await claimed_new(claim_new, new_step("b")) is None
-    assert (await queue.see()).leases == ()
 
 
 class Failing(ClaimNew):

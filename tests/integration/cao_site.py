@@ -119,15 +119,17 @@ class _Posted:
         self.headers, self.reason, self.content = {}, "as the story says", self
 
     async def __aenter__(self) -> _Posted:
-        self.status, self._answer = await self._endpoints.answer(self._body["meta"], self._body["payload"]["params"])
+        self.status, answer = await self._endpoints.answer(self._body["meta"], self._body["payload"]["params"])
+        self._rest = orjson.dumps(answer)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
 
-    async def iter_any(self) -> AsyncIterator[bytes]:
-        yield orjson.dumps(self._answer)
+    async def readany(self) -> bytes:
+        rest, self._rest = self._rest, b""
+        return rest
 
 
 @dataclass

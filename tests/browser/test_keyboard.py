@@ -107,6 +107,7 @@ async def test_the_search_is_used_by_keys_alone(open_window: Open, bare_stage: S
     await page.keyboard.press("Enter")
     await expect(page).to_have_url(re.compile("user_id=adam$"))
     await expect(dialog_of(page)).to_have_count(0)
+    await settled(page)
     await page.keyboard.press(keys)
     await expect(dialog_of(page).get_by_role("combobox")).to_be_focused()
     await page.keyboard.type(job)

@@ -131,7 +131,7 @@ def shards_of(settings: Settings, config: Config, process: str, servers: Set[str
                 claimer,
                 RedisLeadership(url, prefix=prefix, holder=process, ttl=config.manager.leader_ttl),
                 new,
-                new.release,
+                new,
             )
         )
     return shards

@@ -280,3 +280,19 @@ async def test_a_group_that_a_changed_order_removed_can_be_joined_again(queue: Q
     await queue.configure(WIDE, groups={"acme": GroupRules(limit=1)})
     await queue.offer_all(["b0", "b1"], "bob", group="acme")
     assert sorted(await queue.claimed(9)) == ["a0", "a1", "b0"]
+
+
+async def test_a_user_whom_a_claim_of_its_band_finds_at_its_rate_is_unparked_in_time(queue: QueueHarness) -> None:
+    await queue.open(replace(WIDE, user_rate=Rate(requests=2, per=60.0)))
+    low = frozenset((3,))
+    for job, then in ("first", 50.0), ("second", 11.0):
+        await queue.offer(job)
+        await queue.end(await queue.take(), sent=0.0)
+        queue.clock.advance(then)
+    assert await queue.claimed() == []
+    await queue.offer("of others", "bob", band=1)
+    await queue.offer("third", band=3)
+    queue.clock.advance(1.0)
+    assert await queue.claimed(1, bands=low) == []
+    queue.clock.advance(2.0)  # the first call no longer counts
+    assert await queue.claimed(1, bands=low) == ["third"]

@@ -91,3 +91,19 @@ async def test_a_slot_of_a_service_that_moved_into_a_pool_is_released_with_new_s
     claim_new.release(release_of(lease), "w", lambda release: None)
     assert await claimed_new(claim_new, new_step("b")) is None
     assert (await queue.see()).leases == ()
+
+
+async def test_a_slot_is_released_at_once_if_a_step_was_refused(queue: QueueHarness) -> None:
+    """The step queues, and may need this slot although others are free: that of its user."""
+    claim_new, lease, at_once = await release_with_new(queue)
+    await queue.change("s", user_limit=1)
+    assert await claimed_new(claim_new, new_step("b")) is None
+    claim_new.release(release_of(lease), "w", at_once.append)
+    assert at_once == [release_of(lease)]
+
+
+async def test_a_slot_is_released_at_once_by_a_flush(queue: QueueHarness) -> None:
+    claim_new, lease, at_once = await release_with_new(queue)
+    claim_new.release(release_of(lease), "w", at_once.append)
+    await claim_new.flush()
+    assert at_once == [release_of(lease)]

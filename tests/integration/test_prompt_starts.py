@@ -11,6 +11,7 @@ from uuid import uuid4
 
 import openai
 import pytest
+import redis
 
 from fairlead.domain import transitions
 from fairlead.domain.job import JobStatus
@@ -138,3 +139,27 @@ async def test_a_caller_whose_start_has_not_begun_is_refused_when_the_worker_clo
         async with asyncio.timeout(5):
             with pytest.raises(Unavailable):
                 await submitting
+
+
+@pytest.mark.parametrize("engines", ["distributed"], indirect=True)
+async def test_a_process_that_stops_releases_the_slots_of_ended_calls(
+    tmp_path: Path, commits: Commits, engines: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with redis.Redis.from_url(engines["redis_url"]) as server:
+        async with open_front(tmp_path, engines=engines) as front:
+            await commits.until_prompt(front)
+            await ask(front)
+            node, ended = front.app._runtime.node, asyncio.Event()
+            [worker] = node.workers
+            release = worker._leases.release
+
+            def released(*args: Any, **options: Any) -> None:
+                release(*args, **options)
+                ended.set()
+
+            monkeypatch.setattr(worker._leases, "release", released)
+            asking = asyncio.create_task(ask(front))
+            await ended.wait()
+            await node.stop()
+            await asking
+            assert [key for key in server.keys("*leases") if server.hlen(key)] == []

@@ -9,8 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairlead.config import load
+from fairlead.dispatch.memory import MemoryDispatcher
+from fairlead.dispatch.port import Claim, Offer, Release
 from fairlead.domain.fair_share import SECOND
 from fairlead.domain.rates import Rate, Window
+from fairlead.domain.rules import Rules, ServiceRules
 from fairlead.errors import ConfigError
 
 PER = 10 * SECOND
@@ -133,3 +136,21 @@ def test_a_service_that_is_split_over_shards_has_no_rate(tmp_path: Path) -> None
     )
     with pytest.raises(ConfigError, match="cannot have a rate"):
         load(file, {})
+
+
+async def test_a_timer_of_rates_that_fires_early_is_set_again() -> None:
+    """uvloop's timers may fire up to a millisecond before their time."""
+    now = [1000.0]
+    dispatcher = MemoryDispatcher(lambda: now[0])
+    rules = ServiceRules("s", limit=5, rate=Rate(requests=1, per=60.0))
+    await dispatcher.configure(Rules(version=1, services={"s": rules}))
+    await dispatcher.close_scope(rules.scope, 1)
+    await dispatcher.open_scope(rules.scope, 1)
+    await dispatcher.offer([Offer(job, seq, "s", "ann", 2, 0, 0, 0) for seq, job in enumerate("ab")])
+    [lease] = await dispatcher.exchange(Claim("w", 1, frozenset("s")))
+    await dispatcher.release([Release(lease.name, "s", sent=0.0)])
+    assert dispatcher._timer is not None
+    now[0] = dispatcher._rates_due - 0.0005
+    dispatcher._fire()
+    assert dispatcher._timer is not None
+    await dispatcher.close()

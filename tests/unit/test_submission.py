@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from enum import StrEnum
 from functools import partial
 from typing import Any
 
@@ -36,6 +37,13 @@ def test_values_that_json_cannot_hold_are_typed_errors(field: str, value: Any) -
 def test_a_priority_that_is_not_text_is_a_typed_error(priority: Any) -> None:
     with pytest.raises(InvalidInput, match="high, medium or low"):
         check(Submission("echo", priority=priority), CONFIG, now=0.0)
+
+
+def test_the_name_of_a_feature_may_be_a_member_of_an_enumeration() -> None:
+    class Feature(StrEnum):
+        ECHO = "echo"
+
+    assert check(Submission(Feature.ECHO), CONFIG, now=0.0).job.steps == ("echo",)
 
 
 BULK = [

@@ -347,9 +347,17 @@ ClaimNew = Callable[[Offer, str, Granted], None]
 the dispatcher is in this process. Calls it with None, and leaves nothing behind, if the step is not the next one of its
 service now: because of a limit, a rate, a pause, or another step."""
 ReleaseAtOnce = Callable[[Release], None]
-ReleaseWithNew = Callable[[Release, str, ReleaseAtOnce], None]
-"""Releases a slot of the worker of this name together with the next new steps. Calls `ReleaseAtOnce` instead if another
-step may wait for the slot, if no new steps arrive within milliseconds, or if their claim fails."""
+
+
+class ReleaseWithNew(Protocol):
+    def release(self, release: Release, worker: str, at_once: ReleaseAtOnce) -> None:
+        """Release a slot of the worker of this name together with the next new steps. Calls `at_once` instead if
+        another step may wait for the slot, if no new steps arrive within milliseconds, or if their claim fails."""
+        ...
+
+    async def flush(self) -> None:
+        """Wait for the claims under way, and pass all slots that are not released yet to their `at_once`."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

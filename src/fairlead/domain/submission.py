@@ -227,7 +227,7 @@ class SubmissionChecker:
 
     def _steps_of(self, feature_name: Any) -> tuple[str, ...]:
         config = self._config
-        steps = config.steps_of(feature_name) if type(feature_name) is str else None
+        steps = config.steps_of(feature_name) if isinstance(feature_name, str) else None
         if steps is None:
             check_text(feature_name, "feature_name", 63)
             raise UnknownFeature(

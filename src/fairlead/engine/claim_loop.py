@@ -357,6 +357,10 @@ class Starter:
             answered()
         return self.started(leases, outcomes)
 
+    def close(self) -> None:
+        self._gate.close()
+        self._overdue.close()
+
     def start_of(self, lease: Lease) -> Start:
         return start_of(lease, self._worker, self._timeouts[lease.service])
 

@@ -104,7 +104,7 @@ class PromptWorker(Worker):
         if self._release_with_new is None or self.draining or release.service in self._rules.current.elsewhere:
             super()._release_slot(release)
         else:
-            self._release_with_new(release, self.name, super()._release_slot)
+            self._release_with_new.release(release, self.name, super()._release_slot)
 
     def _answer(self, caller: _Caller, outcome: Outcome | Exception | None) -> None:
         self._callers.discard(caller)

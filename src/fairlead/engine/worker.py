@@ -419,7 +419,7 @@ class Worker:
         """Stop at once. Steps that are still running are left to recovery. A handler that ignores its cancellation is
         left running."""
         self._closing = True
-        self._gate.close()
+        self._starter.close()
         self._sent.close()
         for timeouts in self._timeouts.values():
             timeouts.close()

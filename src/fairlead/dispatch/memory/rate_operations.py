@@ -110,5 +110,6 @@ class RateOperations:
 
     def _fire(self) -> None:
         self._timer = None
+        self._wakeups.rates_changed = True  # set the timer again if it has fired before its time, as uvloop's may
         self._advance_rates(self._clock())
         self._announce()

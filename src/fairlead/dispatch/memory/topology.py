@@ -115,6 +115,7 @@ class Wakeups:
         self._ready: set[str] = set()
         self._touched: set[Service] = set()
         self._passed_over: dict[Pool, set[str]] = {}
+        self._examined: Set[str] = frozenset()
         self.rates_due = UNLIMITED
         """The time at which a window changes next, as far as the dispatcher knows."""
         self.rates_changed = False
@@ -144,12 +145,18 @@ class Wakeups:
         for service in self._touched:
             if service.name in services:
                 names.add(service.name)
+        self._examined = names
         return names
 
     def turned_runnable(self, again: Set[str]) -> set[str]:
         """End the operation. Returns the services that it made runnable, and the services in `again` that are still
         runnable."""
         self._refresh()
+        for name in self._examined:
+            rates = self._services[name].rates
+            if rates is not None and rates.due < self.rates_due:  # the claim has parked a user or a group
+                self.rates_changed = True
+        self._examined = frozenset()
         turned: set[str] = set()
         pools: set[Pool] = set()
         for service in self._touched:

@@ -26,6 +26,8 @@ IDLE_S = 0.02
 is released late, unless others have just taken the free ones."""
 HOLD_S = 0.005
 """How long a release waits for new steps at most."""
+FLUSH_S = 2.0
+"""How long `flush` waits for calls that are under way."""
 
 NOTHING = (0, b"", b"", 0, b"")
 """The reply of a scope that grants no new steps."""
@@ -73,6 +75,13 @@ class ClaimNew:
         held.append((release, at_once))
         if len(held) == 1:
             self._timers[source] = loop.call_later(HOLD_S, self._give_back, source)
+
+    async def flush(self) -> None:
+        """Wait for the calls under way, and pass on all releases that wait for new steps."""
+        if self._calls:
+            await asyncio.wait(self._calls.values(), timeout=FLUSH_S)
+        for source in list(self._held):
+            self._give_back(source)
 
     def _give_back(self, source: _Source) -> None:
         _release_at_once(self._take_held(source))
@@ -122,6 +131,7 @@ class ClaimNew:
         for offer, lease in zip(offers, leases, strict=True):
             if lease is None:
                 self._rests_until[offer.service] = now() + self._rest
+                self._idle_until[offer.service] = 0.0  # it queues, and may need the very slot that is released next
         return leases, done
 
 

@@ -145,8 +145,8 @@ class SqliteStore(Reads):
             self._writer = None
 
     def _copy_log(self) -> None:
-        assert self._writer is not None
-        connect.copy_log(self._writer)
+        if self._writer is not None:  # the store may have been closed meanwhile
+            connect.copy_log(self._writer)
 
     def _empty_log(self) -> None:
         assert self._writer is not None

@@ -377,9 +377,7 @@ _DEEPEST = 12
 def estimated_tokens(value: Any) -> float | None:
     """The tokens that a request may use, from the input of its job: those of its texts, and the maximum of its answers.
     None if its path is not counted in tokens."""
-    if not isinstance(value, dict | Mapping):  # nearly every input is a dict, which is found faster
-        return None
-    if value.get("path") not in _COSTED or not isinstance(value.get("body"), str):
+    if not isinstance(value, Mapping) or value.get("path") not in _COSTED or not isinstance(value.get("body"), str):
         return None
     text = value["body"]
     request = json_object(text) if len(text) <= _LARGEST_READ else None

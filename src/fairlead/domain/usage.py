@@ -104,7 +104,8 @@ class _Reader:
     def tokens(self, names: tuple[str, ...]) -> int | None:
         """The first of these values that is not null."""
         for name in names:
-            if name in self._report and (value := self._report[name]) is not None:
+            value = self._report.get(name)
+            if value is not None:
                 break
         else:
             return None
@@ -128,14 +129,15 @@ class _Reader:
         count = self.tokens(_TOKENS_CACHED)
         for name in _DETAILS if count is None else ():
             details = self._report.get(name)
-            if details is not None and isinstance(details, Mapping) and details.get("cached_tokens") is not None:
+            if isinstance(details, Mapping) and details.get("cached_tokens") is not None:
                 nested = _Reader(details)
                 count = nested.tokens(_TOKENS_CACHED)
                 self.ignored += nested.ignored
         return count
 
     def units(self) -> float | None:
-        if "units" not in self._report or (value := self._report["units"]) is None:
+        value = self._report.get("units")
+        if value is None:
             return None
         if type(value) in (int, float) and 0 <= value <= MAX_UNITS and isfinite(value):
             return float(value)

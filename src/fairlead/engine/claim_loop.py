@@ -31,6 +31,7 @@ from fairlead.store.port import Outcome, Started, TurnedBack
 log = logging.getLogger("fairlead.claim_loop")
 
 RETRY_EVERY = 0.5
+RELEASE_WITHIN = 1.0
 EMPTY_CLAIM_DELAY = 0.01
 CLAIM_BATCH = 250
 """At most this many slots are claimed at once. While the starts of one batch are written, the next batch is claimed and
@@ -108,10 +109,16 @@ class ClaimLoop:
         self._released.append(release)
         self._wakeup.set()
 
-    def take_released(self) -> list[Release]:
-        """Return the slots that still have to be released, and forget them: the caller releases them."""
+    async def release_rest(self, dispatcher: Dispatcher) -> None:
+        """Release the slots that no claim has released yet. Call it when the loop has ended."""
         releases, self._released = self._released, []
-        return releases
+        if not releases:
+            return
+        try:
+            async with asyncio.timeout(RELEASE_WITHIN):
+                await dispatcher.release(releases)
+        except (Unavailable, TimeoutError) as error:
+            log.info("slots could not be released (%s); they are free when their leases expire", error)
 
     async def run(self) -> None:
         while True:

@@ -395,7 +395,9 @@ class ShardRuntime:
             task.cancel()
         await asyncio.gather(self.slot_broker.close(), *(worker.close() for worker in self.workers))
         await stopped([*self._tasks, *self._release_tasks])
-        await self._release_rest()
+        if self._shard.release_with_new is not None:
+            await self._shard.release_with_new.flush()
+        await asyncio.gather(*(worker.claims.release_rest(self.dispatcher) for worker in self.workers))
         if self.leader is not None:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self.leader.resign(), RESIGN_WITHIN)
@@ -405,15 +407,6 @@ class ShardRuntime:
             await self._heartbeat.stop()
         for dispatcher in self._dispatchers.values():
             await dispatcher.close()
-
-    async def _release_rest(self) -> None:
-        """Release the slots of steps that have ended, and that no claim has released yet."""
-        if self._shard.release_with_new is not None:
-            await self._shard.release_with_new.flush()
-        releases = [release for worker in self.workers for release in worker.claims.take_released()]
-        if releases:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(_release(self.dispatcher, releases), RESIGN_WITHIN)
 
     def _run(self, coroutine: Coroutine[Any, Any, None], name: str) -> None:
         task = asyncio.get_running_loop().create_task(coroutine, name=f"fairlead-{name}")

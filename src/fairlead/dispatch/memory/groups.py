@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from fairlead.dispatch.memory.fair_queue import NEWCOMERS, USER, Entry, FairBand, Ranking, SortKey, User, inserted
 from fairlead.dispatch.memory.rates import MARK as MARK
+from fairlead.domain.fair_share import charge
 from fairlead.domain.groups import UNDECLARED_GROUP, GroupRules, parent_of
 
 if TYPE_CHECKING:
@@ -104,13 +105,8 @@ class GroupedBand(FairBand):
         self._left(entry[USER], region)
 
     def take(self, region: str | None, user_id: str) -> Entry:
-        queues = self.lanes[region].queues
-        queue = queues[user_id]
-        entry: Entry = queue.pop(0)
-        self.waiting -= 1
-        if not queue:
-            del queues[user_id]
-            self._left(user_id, region)
+        entry = super().take(region, user_id)
+        self._left(user_id, region)
         return entry
 
     def _left(self, user_id: str, region: str | None) -> None:
@@ -191,13 +187,13 @@ class GroupedBand(FairBand):
         """Charge a grant to the user and to every group that the user is in. Returns the charge of the user."""
         self.charged = node = user.user_id
         tags, new = self.tags, self.new
-        charged = of_node = int(cost / user.weight) or 1  # `charge`, inlined
+        charged = of_node = charge(cost, user.weight)
         for group in user.levels:
             tag = tags[node]
             if not new or new.pop(node, None) is None:
                 self.times[group.id] = tag
             tags[node] = tag + of_node
-            node, of_node = group.id, int(cost / group.weight) or 1
+            node, of_node = group.id, charge(cost, group.weight)
         tag = tags[node]
         if not new or new.pop(node, None) is None:
             self.virtual_time = tag
@@ -343,8 +339,8 @@ class Groups:
         for group in user.levels:
             group.running -= 1
             weight = group.weight
-            used = 0 if real is None else int(real / weight) or 1  # `charge`, inlined
-            if difference := used - ((int(estimate / weight) or 1) if estimate else 0):
+            used = 0 if real is None else charge(real, weight)
+            if difference := used - (charge(estimate, weight) if estimate else 0):
                 queue.settle(group.id, difference)
 
     def park_or_unpark(self, user: User) -> None:

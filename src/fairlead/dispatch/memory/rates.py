@@ -145,9 +145,8 @@ class ServiceRates:
         if not windows:
             return None
         units = cost if cost is not None else self.mean_units or 0
-        for window in windows:  # `take`, inlined
-            window.requests += 1
-            window.units += units
+        for window in windows:
+            window.take(units)
         return (windows, units, None)
 
     def _windows(

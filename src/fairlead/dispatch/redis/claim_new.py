@@ -24,7 +24,7 @@ asking for each step would cost as much as queueing it."""
 IDLE_S = 0.02
 """How long it counts as known that no step of a service waits and slots are free. Meanwhile no step needs a slot that
 is released late, unless others have just taken the free ones."""
-HOLD_S = 0.005
+DEFER_S = 0.005
 """How long a release waits for new steps at most."""
 FLUSH_S = 2.0
 """How long `flush` waits for calls that are under way."""
@@ -33,7 +33,7 @@ NOTHING = (0, b"", b"", 0, b"")
 """The reply of a scope that grants no new steps."""
 
 _Waiting = tuple[Offer, Granted]
-_Held = tuple[Release, ReleaseAtOnce]
+_Deferred = tuple[Release, ReleaseAtOnce]
 _Source = tuple[str, str]
 """A scope and a worker."""
 
@@ -48,7 +48,7 @@ class ClaimNew:
         self._scopes = dispatcher._scopes
         self._waiting: dict[_Source, list[_Waiting]] = {}
         self._calls: dict[_Source, asyncio.Task[None]] = {}
-        self._held: dict[_Source, list[_Held]] = {}
+        self._deferred: dict[_Source, list[_Deferred]] = {}
         self._timers: dict[_Source, asyncio.TimerHandle] = {}
         self._rests_until: dict[str, float] = {}
         self._idle_until: dict[str, float] = {}
@@ -71,42 +71,42 @@ class ClaimNew:
         if release.scope != source[0] or loop.time() >= self._idle_until.get(release.service, 0.0):
             at_once(release)
             return
-        held = self._held.setdefault(source, [])
-        held.append((release, at_once))
-        if len(held) == 1:
-            self._timers[source] = loop.call_later(HOLD_S, self._give_back, source)
+        deferred = self._deferred.setdefault(source, [])
+        deferred.append((release, at_once))
+        if len(deferred) == 1:
+            self._timers[source] = loop.call_later(DEFER_S, self._give_back, source)
 
     async def flush(self) -> None:
         """Wait for the calls under way, and pass on all releases that wait for new steps."""
         if self._calls:
             await asyncio.wait(self._calls.values(), timeout=FLUSH_S)
-        for source in list(self._held):
+        for source in list(self._deferred):
             self._give_back(source)
 
     def _give_back(self, source: _Source) -> None:
-        _release_at_once(self._take_held(source))
+        _release_at_once(self._take_deferred(source))
 
-    def _take_held(self, source: _Source) -> list[_Held]:
-        held = self._held.pop(source, [])
-        if held:
+    def _take_deferred(self, source: _Source) -> list[_Deferred]:
+        deferred = self._deferred.pop(source, [])
+        if deferred:
             self._timers.pop(source).cancel()
-        return held
+        return deferred
 
     async def _claim_all(self, scope: str, worker: str) -> None:
-        source, batch, held = (scope, worker), list[_Waiting](), list[_Held]()
+        source, batch, deferred = (scope, worker), list[_Waiting](), list[_Deferred]()
         try:
             while waiting := self._waiting.pop(source, None):
                 if len(waiting) > MOST:
                     self._waiting[source] = waiting[MOST:]
-                batch, held = waiting[:MOST], self._take_held(source)
-                releases = [release for release, _ in held]
+                batch, deferred = waiting[:MOST], self._take_deferred(source)
+                releases = [release for release, _ in deferred]
                 leases, done = await self._claim(scope, worker, [offer for offer, _ in batch], releases)
-                held = [] if done else _release_at_once(held)
+                deferred = [] if done else _release_at_once(deferred)
                 batch = _answer(batch, leases)
         finally:
             del self._calls[source]
             rest = [*batch, *self._waiting.pop(source, ())]  # none, unless it failed or was cancelled
-            _release_at_once(held)
+            _release_at_once(deferred)
             _answer(rest, [None] * len(rest))
 
     async def _claim(
@@ -135,9 +135,9 @@ class ClaimNew:
         return leases, done
 
 
-def _release_at_once(held: Sequence[_Held]) -> list[_Held]:
+def _release_at_once(deferred: Sequence[_Deferred]) -> list[_Deferred]:
     """Returns an empty list: no release waits any more."""
-    for release, at_once in held:
+    for release, at_once in deferred:
         at_once(release)
     return []
 

@@ -29,7 +29,6 @@ from fairlead.engine.claim_loop import CLAIM_BATCH, ClaimLoop, start_of
 from fairlead.engine.parts import EngineParts, RulesRef, ShardSignals
 from fairlead.engine.turns.held_slots import HeldSlots, SlotHolder
 from fairlead.engine.turns.waiters import Waiter
-from fairlead.errors import Unavailable
 from fairlead.log_fields import about
 from fairlead.store.port import Started, TurnedBack
 
@@ -39,7 +38,6 @@ POOL = "-turns"
 """Takes the place of a worker pool's name in the broker's worker name. No worker pool can have this name."""
 OFFER_AGAIN_AFTER = 1.0
 CLOSE_WITHIN = 2.0
-RELEASE_WITHIN = 1.0
 
 
 class SlotBroker(HeldSlots):
@@ -325,13 +323,8 @@ class SlotBroker(HeldSlots):
             task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=CLOSE_WITHIN)
-        releases = self.claims.take_released()
-        if releases and self._dispatcher is not None:
-            try:
-                async with asyncio.timeout(RELEASE_WITHIN):
-                    await self._dispatcher.release(releases)
-            except (Unavailable, TimeoutError) as error:
-                log.info("slots could not be released (%s); they are free when their leases expire", error)
+        if self._dispatcher is not None:
+            await self.claims.release_rest(self._dispatcher)
 
 
 def _is_offered(lease: Lease, job: Job) -> bool:

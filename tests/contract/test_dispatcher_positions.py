@@ -6,6 +6,7 @@ import pytest
 
 from fairlead.domain.fair_share import SECOND
 from fairlead.domain.job import RANK_RETRY
+from fairlead.domain.rates import Rate
 from fairlead.domain.rules import Order, ServiceRules
 from tests.contract.dispatchers import QueueHarness, open_pool
 
@@ -285,3 +286,30 @@ async def test_a_snapshot_of_a_fifo_service_counts_by_the_band_that_was_offered(
     assert (await queue.see()).waiting == {1: 1, 2: 0, 3: 2}
     await queue.take()
     assert (await queue.see()).waiting == {1: 1, 2: 0, 3: 1}
+
+
+@pytest.mark.parametrize(("used", "waits"), [(None, [64.0, 64.0, 128.0]), (500.0, [64.0])])
+async def test_the_wait_behind_a_step_larger_than_the_window_is_one_window(
+    queue: QueueHarness, used: float | None, waits: list[float]
+) -> None:
+    await queue.open(ServiceRules("s", limit=9, order=Order.FIFO, rate=Rate(units=100.0, per=64.0)))
+    await queue.offer("huge", cost=500.0)
+    await queue.offer_all("abc", cost=50.0)
+    huge = await queue.take()
+    queue.clock.advance(16.0)
+    await queue.end(huge, used=used)
+    places = await queue.dispatcher.positions("abc"[: len(waits)])
+    assert [place.plain_wait for place in places.values()] == pytest.approx(waits, abs=2.0)
+    queue.clock.advance(65.0)
+    assert await queue.claimed(9) == ["a", "b"]
+
+
+async def test_the_wait_for_a_lowered_rate_ends_with_the_calls_that_were_made_before(queue: QueueHarness) -> None:
+    await queue.open(ServiceRules("s", limit=20, order=Order.FIFO, rate=Rate(requests=20, per=64.0)))
+    await queue.offer_all("abcdefghijklmnopqrst")
+    for lease in await queue.claim(20):
+        await queue.end(lease)
+    await queue.offer_all("uvw")
+    await queue.change("s", rate=Rate(requests=2, per=64.0))
+    waits = [place.plain_wait for place in (await queue.dispatcher.positions("uvw")).values()]
+    assert waits == pytest.approx([64.0, 64.0, 128.0], abs=2.0)

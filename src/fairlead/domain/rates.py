@@ -181,7 +181,7 @@ class Window:
         waits = self.rest - now if self.rest else 0
         missing = self.requests + count - self.most_requests
         if missing > 0:
-            waits = max(waits, self._freed(missing, self.most_requests, 1, now))
+            waits = max(waits, self._freed(missing, self.requests, self.most_requests, 1, now))
         if self.most_units < UNLIMITED:
             waits = max(waits, self._wait_for_units(count, units, mean, call, now))
         return max(0, waits)
@@ -193,22 +193,25 @@ class Window:
         own = max(1, min(units, most))
         each = own if mean is None else max(1, min(mean, most))
         counted = self.units - reserved
-        expected = reserved if mean is None else min(reserved, self.open_requests * each)
-        missing = counted + expected + (count - 1) * each + own - most
-        waits = self._freed(missing, max(1, min(most, most - own + each)), 2, now) if missing > 0 else 0
-        over = reserved + count * own - (most - counted)
+        taken = counted + (reserved if mean is None else min(reserved, self.open_requests * each))
+        missing = taken + (count - 1) * each + own - most
+        waits = self._freed(missing, taken, max(1, min(most, most - own + each)), 2, now) if missing > 0 else 0
+        left = max(0, most - counted)
+        over = reserved + count * own - left
         if mean is None or over <= 0 or call <= 0:
             return waits
         # What can be reserved at once. What ended calls used takes some of it: on average half of all that is used
         # while this one waits, but no more than calls use at this pace in the part of `per` after their end.
         steady = int(most * (own / (own + each * (max(0, self.per - call) / call))))
-        room = max(own, steady, most - counted - int(over * (each / own) / 2))
+        room = max(own, steady, left - int(over * (each / own) / 2))
         return max(waits, int(call * (over / room)))
 
-    def _freed(self, missing: int, most: int, at: int, now: int) -> int:
+    def _freed(self, missing: int, taken: int, most: int, at: int, now: int) -> int:
         """Microseconds until `missing` requests (`at` 1) or units (`at` 2) are free: what is freed is used at once, and
-        is free again `per` later."""
-        whole, rest = divmod(missing - 1, most)
+        is free again `per` later. What is `taken` beyond `most`, by a step larger than the window or before the rate
+        was lowered, is not used again."""
+        whole = max(0, missing - 1 - max(0, taken - most)) // most
+        rest = missing - 1 - whole * most
         for end, *freed in self._triples():
             rest -= freed[at - 1]
             if rest < 0:

@@ -891,9 +891,10 @@ if scope.rates then
   setmetatable(rates, {
     __index = function(_, name)
       -- µs until `missing` requests (`at` 1) or units (`at` 2) are free: what is freed is used at once, and is free again
-      -- after `per`.
-      local function freed(window, missing, most, at)
-        local whole = floor((missing - 1) / most)
+      -- after `per`. What is `taken` beyond `most`, by a step larger than the window or before the rate was lowered, is
+      -- not used again.
+      local function freed(window, missing, taken, most, at)
+        local whole = floor(math.max(0, missing - 1 - math.max(0, taken - most)) / most)
         local rest = missing - 1 - whole * most
         unfold(window)
         for entry = W_FIRST, #window, 3 do
@@ -912,17 +913,18 @@ if scope.rates then
         local own = math.max(1, math.min(units, most))
         local each = mean and math.max(1, math.min(mean, most)) or own
         local counted = window[W_USED_UNITS] - reserved
-        local expected = mean and math.min(reserved, window[W_OPEN] * each) or reserved
-        local missing = counted + expected + (count - 1) * each + own - most
+        local taken = counted + (mean and math.min(reserved, window[W_OPEN] * each) or reserved)
+        local missing = taken + (count - 1) * each + own - most
         if missing > 0 then
-          waits = freed(window, missing, math.max(1, math.min(most, most - own + each)), 2)
+          waits = freed(window, missing, taken, math.max(1, math.min(most, most - own + each)), 2)
         end
-        local over = reserved + count * own - (most - counted)
+        local left = math.max(0, most - counted)
+        local over = reserved + count * own - left
         if not mean or over <= 0 or duration <= 0 then
           return waits
         end
         local steady = floor(most * (own / (own + each * (math.max(0, window[W_PER] - duration) / duration))))
-        local room = math.max(own, steady, most - counted - floor(over * (each / own) / 2))
+        local room = math.max(own, steady, left - floor(over * (each / own) / 2))
         return math.max(waits, floor(duration * (over / room)))
       end
 
@@ -932,7 +934,7 @@ if scope.rates then
         local waits = window[W_REST] > 0 and window[W_REST] - now or 0
         local missing = window[W_USED] + count - window[W_REQUESTS]
         if window[W_REQUESTS] < MIDDLE and missing > 0 then
-          waits = math.max(waits, freed(window, missing, window[W_REQUESTS], 1))
+          waits = math.max(waits, freed(window, missing, window[W_USED], window[W_REQUESTS], 1))
         end
         if window[W_UNITS] < MIDDLE then
           waits = math.max(waits, wait_for_units(window, count, units, mean, duration))

@@ -191,6 +191,23 @@ async def test_a_change_that_makes_no_sense_is_refused(tmp_path: Path) -> None:
         with pytest.raises(NotFound, match="known are: all, daily"):
             await app.set_budget("none", 1)
         assert (await client.get(BUDGETS, params={"budget": "none"})).status_code == 404
+        assert (await client.get(BUDGETS, params={"budgets": "all"})).status_code == 422, "no such parameter"
+        unread = await client.put("/admin/budgets/all", json={"amount": "many"})
+        assert unread.json()["detail"] == "amount: should be a valid number"
+        assert (await client.put("/admin/budgets/all", json={})).json()["detail"] == "amount: is required"
+
+
+@pytest.mark.parametrize(
+    ("measure", "most", "wrong"),
+    [("seconds", 1e9, 1e9 + 1), ("tokens", 10**15, 10**15 + 1), ("tokens", 1, 0.5)],
+)
+async def test_an_operator_sets_no_amount_that_the_configuration_would_refuse(
+    tmp_path: Path, measure: str, most: float, wrong: float
+) -> None:
+    async with site(tmp_path, own={measure: 5, "per": "day"}) as (app, client):
+        refused = await client.put("/admin/budgets/own", json={"amount": wrong})
+        assert (refused.status_code, refused.json()["pointer"]) == (422, "/amount")
+        assert (await app.set_budget("own", most)).amount == most
 
 
 async def test_reached_thresholds_are_announced_to_endpoints(tmp_path: Path) -> None:

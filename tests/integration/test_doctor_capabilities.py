@@ -131,6 +131,7 @@ async def test_a_budget_that_is_spent_and_holds_jobs(tmp_path: Path) -> None:
         await app.set_budget("all", 270)
         finding = (await until_found(app, "budget-nearly-spent"))["budget-nearly-spent"]
         assert finding.cause.startswith("the budget all of everyone is nearly or fully used up: 252 of 270 tokens")
+        assert "users" not in finding.evidence, "all share it"
 
 
 @provokes("object-store-unreachable", "object-store-local")

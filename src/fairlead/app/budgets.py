@@ -8,8 +8,9 @@ from fairlead.app import audit
 from fairlead.app.audit import Act, AuditLog
 from fairlead.app.budget_gate import BudgetState
 from fairlead.app.runtime import Runtime
-from fairlead.domain.budgets import MAX_AMOUNT, PARTS, Budget, Counter, Key
+from fairlead.domain.budgets import MOST, PARTS, Budget, Counter, Key
 from fairlead.domain.config_checks import known
+from fairlead.domain.costs import TOKENS
 from fairlead.domain.submission import MAX_USER_ID
 from fairlead.domain.validation import check_text
 from fairlead.errors import InvalidInput, NotFound, Unavailable
@@ -111,9 +112,9 @@ def _subjects(budget: Budget, rows: dict[Key, CounterRow], user_id: str | None) 
 
 
 def _parts(budget: Budget, amount: float) -> int:
-    if isinstance(amount, bool) or not isinstance(amount, int | float) or not 0 < amount <= 1e15:
-        raise InvalidInput("amount must be a number above 0 and at most 1e15", pointer="/amount")
-    parts = max(1, round(amount * PARTS[budget.measure]))
-    if parts > MAX_AMOUNT:
-        raise InvalidInput(f"amount is too large for {budget.measure}", pointer="/amount")
-    return parts
+    measure, most = budget.measure, MOST[budget.measure]
+    if isinstance(amount, bool) or not isinstance(amount, int | float) or not 0 < amount <= most:
+        raise InvalidInput(f"amount must be a number of {measure} above 0 and at most {most:g}", pointer="/amount")
+    if measure == TOKENS and amount % 1:
+        raise InvalidInput("amount must be a whole number of tokens", pointer="/amount")
+    return max(1, round(amount * PARTS[measure]))

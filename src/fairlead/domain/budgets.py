@@ -24,6 +24,8 @@ from fairlead.domain.waiting_timers import WaitTimeouts, earliest
 UNITS, MONEY = "units", "money"
 PARTS = {SECONDS: 1_000_000, UNITS: 1_000_000, TOKENS: 1, MONEY: NANO}
 """The measures of budgets, and the number of parts into which each is divided."""
+MOST = {SECONDS: 1e9, UNITS: 1e9, TOKENS: 1e15, MONEY: 1e9}
+"""The largest amount of a budget, in its measure."""
 MAX_AMOUNT = 9_000_000_000_000_000_000
 """The largest number of parts. The databases store 64 bits."""
 

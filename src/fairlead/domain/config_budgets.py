@@ -9,7 +9,7 @@ from zoneinfo import ZoneInfo
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from fairlead.domain.budgets import MAX_AMOUNT, MONEY, PARTS, UNITS, Budget, Budgets
+from fairlead.domain.budgets import MAX_AMOUNT, MONEY, MOST, PARTS, UNITS, Budget, Budgets
 from fairlead.domain.config_checks import known
 from fairlead.domain.config_types import GroupName, Name, UserId
 from fairlead.domain.costs import TOKENS
@@ -17,7 +17,7 @@ from fairlead.domain.rules import SECONDS
 
 MOST_BUDGETS = 200
 
-Amount = Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)]
+Amount = Annotated[float, Field(gt=0, le=MOST[SECONDS], allow_inf_nan=False)]
 
 
 class BudgetConfig(BaseModel):
@@ -32,7 +32,7 @@ class BudgetConfig(BaseModel):
     service: Name | list[Name] | None = None
     seconds: Amount | None = None
     units: Amount | None = None
-    tokens: Annotated[int, Field(ge=1, le=10**15)] | None = None
+    tokens: Annotated[int, Field(ge=1, le=int(MOST[TOKENS]))] | None = None
     money: Amount | None = None
     per: Literal["hour", "day", "month"]
     timezone: str = "UTC"

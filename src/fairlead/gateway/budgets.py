@@ -29,17 +29,13 @@ router = APIRouter(tags=["usage"])
     "Of a budget for each user, an operator sees the users that it has counted.",
     responses=documented(200, models_budgets.BudgetPage, "The budgets.", InvalidInput, NotFound, Forbidden),
 )
-async def list_budgets(
-    request: Request,
-    user_id: Annotated[str | None, Query(max_length=255, description="Those that concern this user.")] = None,
-    budget: Annotated[str | None, Query(max_length=63, description="Only this one.")] = None,
-) -> Response:
-    caller = caller_of(request)
+async def list_budgets(request: Request, query: Annotated[models_budgets.BudgetsQuery, Query()]) -> Response:
+    caller, user_id = caller_of(request), query.user_id
     if caller.role is Role.USER:
         if user_id not in (None, caller.user_id):
             raise Forbidden("a user's key sees its own budgets only; omit user_id", pointer="/user_id")
         user_id = caller.user_id
-    states = await fairlead_of(request).budgets(user_id=user_id, budget=budget)
+    states = await fairlead_of(request).budgets(user_id=user_id, budget=query.budget)
     return json_response({"data": [asdict(state) for state in states]})
 
 

@@ -24,9 +24,6 @@ KEY_ID = "3f9c0a1b2c3d"
 # ---------------------------------------------------------------- services and the audit log
 
 
-Number = StrictInt | StrictFloat
-
-
 class LimitRequest(Shape):
     model_config = example(limit=3)
 
@@ -53,9 +50,9 @@ class RateRequest(Shape):
 
     # The application checks the ranges, with the messages of the configuration.
     requests: StrictInt | None = Field(default=None, description="Calls in any window of `per` seconds.")
-    tokens: Number | None = Field(default=None, description="Tokens in any window of `per` seconds.")
-    units: Number | None = Field(default=None, description="The same for services with another `cost_unit`.")
-    per: Number = Field(default=60.0, description="Seconds, 1 to 86400.")
+    tokens: StrictFloat | None = Field(default=None, description="Tokens in any window of `per` seconds.")
+    units: StrictFloat | None = Field(default=None, description="The same for services with another `cost_unit`.")
+    per: StrictFloat = Field(default=60.0, description="Seconds, 1 to 86400.")
 
 
 class ServiceRateRequest(RateRequest):

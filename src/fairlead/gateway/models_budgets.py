@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pydantic import Field, StrictFloat, StrictInt
+from pydantic import Field, StrictFloat
 
 from fairlead.app.budget_gate import BudgetState as BudgetStateView
 from fairlead.gateway.derived_models import Shape, example, fields_of
@@ -52,6 +52,11 @@ class BudgetState(Shape):
     model_config = example(**_EXAMPLE)
 
 
+class BudgetsQuery(Shape):
+    user_id: str | None = Field(None, max_length=255, description="Those that concern this user.")
+    budget: str | None = Field(None, max_length=63, description="Only this one.")
+
+
 class BudgetPage(Shape):
     model_config = example(data=[_EXAMPLE])
 
@@ -62,7 +67,7 @@ class BudgetRequest(Shape):
     model_config = example(amount=200000, user_id="ada")
 
     # The application checks the range.
-    amount: StrictInt | StrictFloat = Field(description="In the measure of the budget, until it is reset.")
+    amount: StrictFloat = Field(description="In the measure of the budget, until it is reset.")
     user_id: str | None = Field(
         default=None, max_length=255, description="One user, if the budget is for each user. Default: all of them."
     )

@@ -277,6 +277,8 @@ def of_validation(issues: Sequence[Any], *, skip: int = 0) -> ManyInvalid:
         text = issue["msg"].removeprefix("Input ").removeprefix("Value error, ")
         if issue["type"] == "extra_forbidden":
             text = "unknown field"
+        elif issue["type"] == "missing":
+            text = "is required"
         elif issue["type"] in ("model_type", "model_attributes_type"):
             text = "must be a JSON object"  # pydantic's message names our class
         text = f"{'.'.join(map(str, where))}: {text}" if where else text

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fairlead.domain.budgets import DEMOTE, HOLD, REFUSE, Budget, Counter, limit_of
 from fairlead.domain.calls import SUCCESS
@@ -88,7 +88,7 @@ def _budgets(facts: Facts) -> Iterator[Finding]:
                 f"{' --user ID' if budget.each_user else ''}`; the jobs go on within seconds",
                 about=name,
                 held=held,
-                users=[row.key[1] for row in holding[:NAMED]] if budget.each_user else None,
+                **_users(budget, holding),
             )
         elif full := [row for row in rows if _share(budget, row, window.start) >= NEARLY]:
             yield NEARLY_SPENT.found(
@@ -97,8 +97,12 @@ def _budgets(facts: Facts) -> Iterator[Finding]:
                 fix=f"look at `fairlead usage`, or raise its amount: `fairlead budget {name} AMOUNT"
                 f"{' --user ID' if budget.each_user else ''}`",
                 about=name,
-                users=[row.key[1] for row in full[:NAMED]] if budget.each_user else None,
+                **_users(budget, full),
             )
+
+
+def _users(budget: Budget, rows: Sequence[CounterRow]) -> dict[str, Any]:
+    return {"users": [row.key[1] for row in rows[:NAMED]]} if budget.each_user else {}
 
 
 def _whose(budget: Budget, rows: Sequence[CounterRow]) -> str:

@@ -41,6 +41,17 @@ async def test_seconds_per_unit_are_learned_from_calls_by_their_size(queue: Queu
     assert await charges(queue, 100.0, 4000.0, None) == [0.5, 20.0, 2.5], "5 s for 1,000 tokens; else the mean"
 
 
+async def test_one_absurd_cost_does_not_decide_what_a_unit_takes(queue: QueueHarness) -> None:
+    await queue.open(TOKENS)
+    for number in range(64):
+        await run(queue, str(number), 10.0, 4.0)
+    await run(queue, "absurd", 1e9, 1.0)
+    assert 3.0 < (await charges(queue, 10.0))[0] < 4.0
+    for number in range(64):
+        await run(queue, f"later {number}", 10.0, 4.0)
+    assert await charges(queue, 10.0) == [pytest.approx(4.0, rel=0.1)]
+
+
 async def test_a_region_has_its_own_seconds_per_unit_after_eight_calls(queue: QueueHarness) -> None:
     await queue.open(ServiceRules("s", limit=9, cost_unit="tokens", regions={"eu": 4, "us": 4}))
     for number in range(7):

@@ -23,6 +23,8 @@ def used_units(usage: Usage, unit: str) -> float | None:
 ENOUGH = 8
 """The calls that a region must have had before its own ratio is used instead of the service's."""
 _REMEMBERED = 64
+_LARGEST = 16
+"""A call counts at most this many times as much as the mean of those before it."""
 _TOO_LONG_TO_SHOW = 1e300
 _LONGEST = 10**12
 """The longest estimate of a step, in microseconds: eleven days."""
@@ -30,7 +32,8 @@ _LONGEST = 10**12
 
 class Ratio:
     """A ratio learned from calls: two means over the same calls, in whole numbers, so that each call counts by its
-    size. They are exact for the first calls and moving averages afterwards.
+    size. They are exact for the first calls and moving averages afterwards. A call that is much larger than those
+    before counts with its ratio, but with less weight: one absurd cost that a caller states must not decide alone.
 
     The arithmetic is that of `scripts/include/costs.lua`, to the last bit: sums and differences of whole numbers below
     2^53, floor, and floating-point multiplication and division where both have them.
@@ -47,6 +50,8 @@ class Ratio:
         if under <= 0:
             return
         count = self.count
+        if count and under > (most := _LARGEST * self.under):
+            over, under = int(over * (most / under)), most
         if count < _REMEMBERED:
             count = self.count = count + 1
         self.over += (over - self.over) // count

@@ -13,6 +13,7 @@
 --- @const USED_PER_COST 10
 --- @const COST_REGIONS 13
 --- @const ENOUGH 8
+--- @const LARGEST 16
 --- @const LONGEST 1000000000000
 
 local function costs_of(service)
@@ -47,6 +48,10 @@ local function of_costs()
     local function learn(costs, at, over, under)
       if under > 0 then
         local count, above, below = costs[at], costs[at + 1], costs[at + 2]
+        if count > 0 and under > LARGEST * below then -- its ratio counts, with the weight of the largest call that may
+          over = over * (LARGEST * below / under)
+          over, under = over - over % 1, LARGEST * below
+        end
         count = count < 64 and count + 1 or 64
         over, under = (over - above) / count, (under - below) / count
         costs[at], costs[at + 1], costs[at + 2] = count, above + (over - over % 1), below + (under - under % 1)

@@ -214,11 +214,17 @@ async def test_reached_thresholds_are_announced_to_endpoints(tmp_path: Path) -> 
     async with site(tmp_path, daily={**DAILY, "warn_at": [0.5, 0.9]}) as (app, client):
         endpoint = {"url": "https://example.org/hook", "events": ["budget.threshold"]}
         assert (await client.post("/api/v1/webhooks/endpoints", json=endpoint)).status_code == 201
+
+        async def announced(count: int) -> None:
+            async with asyncio.timeout(20):
+                while len(found := (await client.get("/api/v1/webhooks/deliveries")).json()["data"]) < count:
+                    await asyncio.sleep(0.01)
+            assert [each["event"] for each in found] == ["budget.threshold"] * count
+
         await spend(app, 60)
-        async with asyncio.timeout(20):
-            while not (found := (await client.get("/api/v1/webhooks/deliveries")).json()["data"]):
-                await asyncio.sleep(0.01)
-        assert [each["event"] for each in found] == ["budget.threshold"]
+        await announced(1)
+        await spend(app, 95, "bob")
+        await announced(3)
 
 
 async def test_a_hook_may_name_the_plan_whose_budget_counts(tmp_path: Path) -> None:

@@ -85,8 +85,8 @@ class BudgetsLoop:
             budget = self._budgets.budgets[row.key[0]]
             limit = limit_of(budget, row.counter)
             reached = sum(row.counter.used >= share * limit for share in budget.warn_at)
-            if reached > row.counter.warned:
-                await self._announce(budget, row, reached, now)
+            for number in range(row.counter.warned + 1, reached + 1):
+                await self._announce(budget, row, number, now)
 
     async def _announce(self, budget: Budget, row: CounterRow, reached: int, now: float) -> None:
         window, limit, share = budget.window(now), limit_of(budget, row.counter), budget.warn_at[reached - 1]

@@ -28,7 +28,7 @@ async def test_a_rate_is_set_shown_and_lifted(site: Site) -> None:
     why = await _rate_full(site, second)
     assert why["details"]["of"] == "service"
     assert why["details"]["until"] is not None
-    assert "1 requests per 3600 s" in why["message"]
+    assert "1 request per 3600 s" in why["message"]
     status = await site.client.get("/queue/status")
     (echo,) = [each for each in status.json()["services"] if each["service"] == "echo"]
     (use,) = echo["rates"]

@@ -127,9 +127,13 @@ def test_the_rates_of_the_plan_and_the_group_of_a_user_are_named() -> None:
     ahead = (GroupAhead("acme", 0, rate_wait=4.0), GroupAhead("acme/red", 0))
     place = replace(QueuePosition(1, 0.0, 9, 1.0, 9), user_rate_wait=2.0, groups=ahead)
     of_plan, of_group = rates_full(replace(JOB, plan="free"), rules, seen, place, 1000.0)
-    assert of_plan.message.startswith("the rate of each user of the plan free on s (2 requests per 30 s) is used up")
+    assert of_plan.message.startswith(
+        "the rate of each user of the plan free on s (2 requests per 30 s) is used up for this job until"
+    )
     assert (of_plan.details["of"], of_plan.details["plan"]) == ("user", "free")
-    assert of_group.message.startswith("the rate of the group acme on s (5 requests per 60 s) is used up until 1970")
+    assert of_group.message.startswith(
+        "the rate of the group acme on s (5 requests per 60 s) is used up for this job until 1970"
+    )
     assert of_group.details["until"] == "1970-01-01T00:16:44.000Z"
     (of_user, _) = rates_full(JOB, rules, seen, place, 1000.0)
     assert "each user on s (9 requests per 60 s)" in of_user.message

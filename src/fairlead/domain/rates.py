@@ -42,7 +42,7 @@ class Rate:
     def shown(self, unit: str = UNITS) -> str:
         """The rate as a text, with the name of its unit."""
         parts = [
-            f"{self.requests} requests" if self.requests is not None else "",
+            f"{self.requests} request{'' if self.requests == 1 else 's'}" if self.requests is not None else "",
             f"{self.units:.10g} {unit}" if self.units is not None else "",
         ]
         return f"{' and '.join(filter(None, parts))} per {self.per:g} s"

@@ -289,7 +289,7 @@ def rates_full(
     for group in position.groups:
         if group.rate_wait:
             until, rate = iso(now + group.rate_wait), _shown(rules.member_rates.groups.get(group.path), job, rules)
-            text = f"the rate of the group {group.path} on {job.service} ({rate}) is used up until {until}"
+            text = f"the rate of the group {group.path} on {job.service} ({rate}) is used up for this job until {until}"
             details = {"of": "group", "group": group.path, "service": job.service, "until": until, "rate": rate}
             found.append(Reason("rate_full", text, details))
     return found
@@ -307,7 +307,7 @@ def _user_rate_full(job: Job, rules: Rules, until: str | None) -> Reason:
     else:
         whose, details = f"each user of the plan {job.plan}", {**details, "plan": job.plan}
     shown = _shown(rate, job, rules)
-    text = f"the rate of {whose} on {job.service} ({shown}) is used up by its user until {until}"
+    text = f"the rate of {whose} on {job.service} ({shown}) is used up for this job until {until}"
     return Reason("rate_full", text, {**details, "rate": shown})
 
 

@@ -92,13 +92,14 @@ def test_what_a_call_used_is_counted_in_the_measure_of_the_budget() -> None:
     assert Budget("b", "money", 1).stated_by(job, "images") is None
 
 
-def test_budgets_are_read_from_the_file(tmp_path: Path) -> None:
+@pytest.mark.parametrize("group", ["red", "acme/red"])
+def test_budgets_are_read_from_the_file(tmp_path: Path, group: str) -> None:
     file = tmp_path / "fairlead.toml"
     file.write_text(
         '[services.chat]\nlimit = 1\nopenai = "http://host/v1"\n[plans.free]\n[prices.chat]\nper_call = 1\n'
         '[groups.acme]\n[groups.red]\nparent = "acme"\n'
         '[budgets.a]\nplan = "free"\neach_user = true\ntokens = 5\nper = "day"\ntimezone = "Europe/Berlin"\n'
-        '[budgets.b]\ngroup = "red"\nmoney = 0.5\nper = "month"\nat_end = "refuse"\nservice = "chat"\n',
+        f'[budgets.b]\ngroup = "{group}"\nmoney = 0.5\nper = "month"\nat_end = "refuse"\nservice = "chat"\n',
         encoding="utf-8",
     )
     config = load(file, {}).config
@@ -137,6 +138,12 @@ def test_budgets_are_read_from_the_file(tmp_path: Path) -> None:
         ('tokens = 1\nper = "day"\nservice = "none"', "budgets.x.service: no service is called 'none'"),
         ('tokens = 1\nper = "day"\nplan = "none"', "budgets.x.plan: no plan is called 'none'"),
         ('money = 1\nper = "day"', "budgets.x.money: no service has a price"),
+        ('tokens = 1\nper = "day"\ngroup = "a/b/c"', "budgets.x.group: a group has at most 2 levels"),
+        ('tokens = 1\nper = "day"\ngroup = "a b"', "budgets.x.group: 'a b' is not the name of a group"),
+        (
+            'tokens = 1\nper = "day"\ngroup = "acme/red"\n[groups.red]',
+            "budgets.x.group: the group red is declared as red",
+        ),
         ('tokens = 1\nper = "day"\nwarn_at = [1.5]', "budgets.x.warn_at"),
         ('tokens = 1\nper = "day"\nat_end = "stop"', "budgets.x.at_end"),
     ],

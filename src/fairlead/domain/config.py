@@ -437,7 +437,7 @@ class Config(CostReaders, Section):
         features = {name: schedule.feature_name or name for name, schedule in self.schedules.items()}
         yield from unscheduled_features(features, {**self.pipelines, **services})
         budgets = {name: budget.model_dump() for name, budget in self.budgets.items()}
-        yield from budget_problems(budgets, services, self.plans, self.prices)
+        yield from budget_problems(budgets, services, self.plans, self.prices, self.group_paths)
         yield from group_problems({name: group.model_dump() for name, group in self.groups.items()}, users)
         worker_pools = {name: pool.model_dump() for name, pool in self.worker_pools.items()}
         yield from unknown_in_worker_pools(worker_pools, services)

@@ -11,8 +11,9 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from fairlead.domain.budgets import MAX_AMOUNT, MONEY, MOST, PARTS, UNITS, Budget, Budgets
 from fairlead.domain.config_checks import known
-from fairlead.domain.config_types import GroupName, Name, UserId
+from fairlead.domain.config_types import Name, UserId
 from fairlead.domain.costs import TOKENS
+from fairlead.domain.groups import path_of
 from fairlead.domain.rules import SECONDS
 
 MOST_BUDGETS = 200
@@ -27,7 +28,7 @@ class BudgetConfig(BaseModel):
 
     user: UserId | None = None
     plan: Name | None = None
-    group: GroupName | None = None
+    group: str | None = None
     each_user: bool = False
     service: Name | list[Name] | None = None
     seconds: Amount | None = None
@@ -107,7 +108,11 @@ def budgets_of(config: Any) -> Budgets:
 
 
 def budget_problems(
-    budgets: Mapping[str, Any], services: Mapping[str, Any], plans: Mapping[str, Any], prices: Mapping[str, Any]
+    budgets: Mapping[str, Any],
+    services: Mapping[str, Any],
+    plans: Mapping[str, Any],
+    prices: Mapping[str, Any],
+    group_paths: Mapping[str, str],
 ) -> Iterator[tuple[str, str]]:
     """Yield a (key, problem) for each budget that names something that does not exist, or that can never be used up."""
     if len(budgets) > MOST_BUDGETS:
@@ -119,5 +124,10 @@ def budget_problems(
                 yield f"budgets.{name}.service", f"no service is called {service!r}; {known(services)}"
         if (plan := table.get("plan")) is not None and plan not in plans:
             yield f"budgets.{name}.plan", f"no plan is called {plan!r}; {known(plans)}"
+        if (group := table.get("group")) is not None:
+            try:
+                path_of(group, group_paths)
+            except ValueError as error:
+                yield f"budgets.{name}.group", str(error)
         if table.get(MONEY) is not None and not prices:
             yield f"budgets.{name}.money", "no service has a price: without [prices], calls cost nothing"

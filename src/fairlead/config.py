@@ -241,9 +241,14 @@ def explained(
         text = _explain(issue)
         if text is not None:
             key = _key(issue["loc"])
-            variable = (variables or {}).get(tuple(key.split(".")))
-            messages.append(f"{variable or source}: {prefix}{key}: {text}")
+            messages.append(f"{_variable(key, variables or {}) or source}: {prefix}{key}: {text}")
     return list(dict.fromkeys(messages))
+
+
+def _variable(key: str, variables: Mapping[tuple[str, ...], str]) -> str | None:
+    """The environment variable that set a key, or the table or list that contains it."""
+    parts = tuple(key.split("."))
+    return next((variables[parts[:end]] for end in range(len(parts), 0, -1) if parts[:end] in variables), None)
 
 
 @dataclass(frozen=True, slots=True)

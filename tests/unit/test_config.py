@@ -136,6 +136,12 @@ def test_a_variable_below_a_value_is_reported() -> None:
     assert any("server.port.x" in problem and "not a section" in problem for problem in found)
 
 
+def test_a_problem_within_a_value_names_its_variable() -> None:
+    table = {"FAIRLEAD_SERVICES__CHAT__RATE": "{ requests = 0 }"}
+    (found,) = problems("[services.chat]\nlimit = 1\n", table)
+    assert found.startswith("FAIRLEAD_SERVICES__CHAT__RATE: services.chat.rate.requests: should be greater")
+
+
 def test_the_leader_lease_has_bounds() -> None:
     assert load(None, NOTHING).config.manager.leader_ttl == 10
     for wrong in ("1", "301"):

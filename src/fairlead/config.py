@@ -316,10 +316,11 @@ def _explain(issue: Any) -> str | None:
         case "value_error":
             return str(issue["ctx"]["error"])
         case _:
-            text = issue["msg"].removeprefix("Input should be ")
+            _, should, rest = issue["msg"].partition("should ")  # "Input should be ...", "String should have ..."
+            text = f"{should}{rest}" if rest else f"should be {issue['msg']}"
             if BRANCHES[0] in issue["loc"]:
                 text += ', or "auto"'
-            return f"should be {text}, not {_shown(issue['input'])}"
+            return f"{text}, not {_shown(issue['input'])}"
 
 
 def _similar(location: tuple[int | str, ...]) -> str:

@@ -17,6 +17,7 @@ from aiohttp import web
 from fairlead.app import models
 from fairlead.domain import events
 from fairlead.domain.job import JobStatus
+from fairlead.domain.openai import form_fields
 from fairlead.errors import InvalidInput
 from fairlead.executors import openai as executor
 from fairlead.gateway.fronts.openai import answers
@@ -106,6 +107,16 @@ async def test_a_multipart_body_passes_byte_for_byte(front: Front) -> None:
     assert text.text == "hello"
     assert sound in front.upstream.calls[0].body
     assert front.upstream.calls[0].headers["Content-Type"].startswith("multipart/form-data; boundary=")
+
+
+async def test_a_form_with_an_alias_has_the_name_that_the_upstream_knows(tmp_path: Path) -> None:
+    sound = b'\r\n\r\nContent-Disposition: form-data; name="model"\r\n\r\nwhisper-1\r\n' + bytes(range(256))
+    async with open_front(tmp_path, service={"aliases": {"whisper-1": "llama"}}) as front, front.client() as client:
+        await client.audio.transcriptions.create(model="whisper-1", file=("a.wav", io.BytesIO(sound)), language="en")
+        received = front.upstream.calls[0]
+    fields = form_fields(received.headers["Content-Type"], received.body, frozenset({"model", "language"}))
+    assert fields == {"model": "llama", "language": "en"}
+    assert sound in received.body
 
 
 async def test_a_json_body_passes_byte_for_byte(front: Front) -> None:

@@ -215,6 +215,6 @@ def test_a_field_of_a_form_is_left_out() -> None:
     part = b'--x\r\nContent-Disposition: form-data; name="%s"\r\n\r\n%s\r\n'
     file = b'--x\r\nContent-Disposition: form-data; name="response_format"; filename="a"\r\n\r\nurl\r\n'
     form = part % (b"model", b"m") + part % (b"response_format", b"url") + file + b"--x--\r\n"
-    left = openai.form_without("multipart/form-data; boundary=x", form, "response_format")
+    left = openai.form_with("multipart/form-data; boundary=x", form, "response_format", None)
     assert left == part % (b"model", b"m") + file + b"--x--\r\n"
-    assert openai.form_without("multipart/form-data", form, "model") == form
+    assert openai.form_with("multipart/form-data", form, "model", None) == form

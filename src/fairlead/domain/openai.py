@@ -148,14 +148,20 @@ def form_fields(content_type: str, body: bytes, names: frozenset[str]) -> dict[s
     return found
 
 
-def form_without(content_type: str, body: bytes, name: str) -> bytes:
-    """The multipart form without the text field of this name."""
+def form_with(content_type: str, body: bytes, name: str, value: str | None) -> bytes:
+    """The multipart form with another value of the text field of this name; with None, without the field."""
     boundary = _BOUNDARY.search(content_type)
     if boundary is None:
         return body
     mark = b"--" + boundary[1].encode("latin-1")
-    parts = body.split(mark)
-    return mark.join(part for part in parts if not _is_field(part, name.encode()))
+    parts = []
+    for part in body.split(mark):
+        if not _is_field(part, name.encode()):
+            parts.append(part)
+        elif value is not None:
+            head, blank, _ = part.partition(b"\r\n\r\n")
+            parts.append(head + blank + value.encode() + b"\r\n")
+    return mark.join(parts)
 
 
 def _is_field(part: bytes, name: bytes) -> bool:

@@ -62,6 +62,7 @@ FIRST_GUESS, LONGEST_GUESS = 1.0, 60.0
 MAX_LIST = 4 * 1024 * 1024
 LIST_WITHIN_S = 10.0
 KNOWN_URLS = 256
+_MODEL = frozenset({"model"})
 
 
 class Upstream:
@@ -193,6 +194,8 @@ class OpenAIExecutor:
         if (request.stream or self._aliases) and (value := openai.json_object(body)) is not None:
             adds_usage = _may_add_usage(request, value)
             body = self._body(body, value, adds_usage)
+        elif self._aliases:
+            body = self._form(request)
         try:
             async with await self._upstream.post(call, url, headers, body) as response:
                 if call.trace is not None:
@@ -216,6 +219,15 @@ class OpenAIExecutor:
         model = value.get("model")
         target = self._aliases.get(model) if isinstance(model, str) else None
         return body if target is None else openai.replaced(body, "model", target)
+
+    def _form(self, request: FrontRequest) -> bytes:
+        """The body for the upstream if it is not JSON: the form of the client, with the upstream's name of an aliased
+        model."""
+        fields = openai.form_fields(request.content_type, request.body, _MODEL)
+        target = self._aliases.get(fields.get("model", ""))
+        if target is None:
+            return request.body
+        return openai.form_with(request.content_type, request.body, "model", target)
 
     async def _stream(
         self, call: Call, stream: ChatStream, response: AnyResponse, began: float, retries: bool

@@ -30,7 +30,7 @@ def asks_for_urls(request: FrontRequest) -> bool:
 def without_format(request: FrontRequest) -> FrontRequest:
     """The request without `response_format`, for upstreams that do not know the field."""
     if _is_form(request):
-        return replace(request, body=openai.form_without(request.content_type, request.body, "response_format"))
+        return replace(request, body=openai.form_with(request.content_type, request.body, "response_format", None))
     return replace(request, body=openai.without(request.body, "response_format"))
 
 

@@ -16,6 +16,7 @@ from fairlead.domain.events import POSITION
 from fairlead.domain.job import JobStatus
 from fairlead.engine import events
 from fairlead.executors import openai_stream
+from fairlead.gateway.fronts.openai import streams
 from fairlead.gateway.fronts.openai.requests import QueueView
 from fairlead.gateway.fronts.openai.streams import Stream
 from tests.integration.openai_site import ADMIN, HELLO, Front, open_front
@@ -125,6 +126,43 @@ async def test_a_waiting_stream_shows_its_place_at_once_and_as_it_changes(tmp_pa
         assert not [line for line in rest if line.startswith(("id:", "retry:", "event:"))]
         assert rest[-2:] == ["data: [DONE]", ""] or rest[-1] == "data: [DONE]"
         await asyncio.gather(*running)
+
+
+async def test_a_stream_shows_its_place_however_long_it_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "HEARTBEAT_S", 0.05)
+    async with open_front(tmp_path, service={"limit": 1}) as front, front.http() as http, front.client() as client:
+        front.upstream.gate.clear()
+        first = asyncio.create_task(http.post("/chat/completions", json={**ASK, "user": "a"}))
+        await front.upstream.reaches(open=1)
+        ahead = await client.chat.completions.create(model="llama", messages=HELLO, stream=True, user="b")
+        async with http.stream("POST", "/chat/completions", json={**ASK, "user": "c"}) as response:
+            lines = response.aiter_lines()
+
+            async def shown(start: str) -> None:
+                async with asyncio.timeout(PATIENCE_S):
+                    while not (await anext(lines)).startswith(start):
+                        pass
+
+            await shown(": queued, position 2")
+            await shown(": keep-alive")
+            await ahead.close()
+            await shown(": queued, position 1")
+            await shown(": keep-alive")
+            front.upstream.gate.set()
+            await shown(": started")
+            await shown("data: [DONE]")
+        await first
+
+
+async def test_a_stream_begins_in_time_however_long_its_model_is_silent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streams, "HEARTBEAT_S", 0.02)
+    async with open_front(tmp_path, openai={"keepalive_after": 0.3}) as front, front.http() as http:
+        front.upstream.script.append(hanging)
+        async with http.stream("POST", "/chat/completions", json=ASK) as response, asyncio.timeout(PATIENCE_S):
+            lines = response.aiter_lines()
+            assert [await anext(lines), await anext(lines), await anext(lines)] == [": started", "", ": keep-alive"]
 
 
 async def test_the_client_reads_a_stream_with_comments_as_usual(tmp_path: Path) -> None:

@@ -87,7 +87,7 @@ class Stream(Response):
             source = self._app.jobs.output_stream(self._reading.job_id, attempts=False, new=self._reading.new)
             await self._begin()
             async with contextlib.aclosing(source.follow(HEARTBEAT_S)) as output:
-                item = await self._wait_for_first(output)
+                item: Output | None = await self._wait_for_first(output)
                 while not await self._pass_on(item, scope, receive):
                     item = await anext(output)
         except (ShuttingDown, SlowConsumer, Unavailable) as error:
@@ -104,9 +104,9 @@ class Stream(Response):
 
     # ------------------------------------------------------------ waiting
 
-    async def _wait_for_first(self, output: AsyncGenerator[Output | None, None]) -> Output | None:
+    async def _wait_for_first(self, output: AsyncGenerator[Output | None, None]) -> Output:
         """Wait for the first output, and show the place in the queue meanwhile."""
-        first = asyncio.ensure_future(anext(output))
+        first = asyncio.ensure_future(_first(output))
         try:
             await asyncio.wait({first}, timeout=QUIET_S)
             if not first.done():
@@ -116,7 +116,7 @@ class Stream(Response):
             first.cancel()
             await asyncio.wait({first})
 
-    async def _show_queue(self, first: asyncio.Future[Output | None]) -> None:
+    async def _show_queue(self, first: asyncio.Future[Output]) -> None:
         """Show the place in the queue until the job has output, or has ended. The response begins at the latest after
         `keepalive_after`."""
         loop = asyncio.get_running_loop()
@@ -289,6 +289,14 @@ def _about(wait: dict[str, float] | None) -> str:
         return ""
     low, high = f"{wait['low']:.0f}", f"{wait['high']:.0f}"
     return f", about {low} s" if low == high else f", about {low}-{high} s"
+
+
+async def _first(output: AsyncGenerator[Output | None, None]) -> Output:
+    """The first output, however long it takes: heartbeats are none."""
+    while True:
+        item = await anext(output)
+        if item is not None:
+            return item
 
 
 async def _next(places: AsyncGenerator[dict[str, Any] | None, None]) -> dict[str, Any] | None:

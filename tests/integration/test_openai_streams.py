@@ -230,6 +230,58 @@ def test_an_expected_wait_is_a_range_only_if_its_ends_differ(low: float, high: f
     assert shown == f": queued, position 3, {text}\n\n".encode()
 
 
+async def test_a_place_that_has_not_changed_is_not_shown_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[bytes] = []
+    app: Any = SimpleNamespace(now=lambda: 1.5)
+    reading: Any = SimpleNamespace(job_id="j")
+    for view in (QueueView.COMMENTS, QueueView.CHUNKS):
+        call: Any = SimpleNamespace(queue=view, model="llama", request=SimpleNamespace(path="chat/completions"))
+        stream = Stream(app, call, reading, {})
+
+        async def write(data: bytes, *, last: bool = False) -> None:
+            shown.append(data)
+
+        monkeypatch.setattr(stream, "_write", write)
+        for position, low in ((3, 4.0), (3, 4.0), (3, 3.5), (2, 3.5), (3, 4.0)):
+            event = {"type": POSITION, "position": position, "estimated_wait": {"low": low, "high": 4.2}}
+            await stream._show(event)
+    comments, chunks = shown[:3], shown[3:]
+    assert [each.partition(b",")[2][:11] for each in comments] == [b" position 3", b" position 2", b" position 3"]
+    places = [orjson.loads(each[6:])["fairlead"] for each in chunks]
+    assert [(each["position"], each["estimated_wait"]["low"]) for each in places] == [
+        (3, 4.0),
+        (3, 3.5),
+        (2, 3.5),
+        (3, 4.0),
+    ]
+
+
+async def test_a_stream_in_chunks_has_no_comments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither at its start, nor while the model is silent, nor when it starts again."""
+    monkeypatch.setattr(streams, "HEARTBEAT_S", 0.05)
+    silent = asyncio.Event()
+
+    async def slow(upstream: Any, request: Any, fields: Any) -> Any:
+        await silent.wait()
+        return await streaming(*CHUNKS[:3], ConnectionError())(upstream, request, fields)
+
+    service = {"limit": 1, "retry_streams": True}
+    headers = {"X-Fairlead-Queue": "chunks"}
+    async with open_front(tmp_path, service=service, openai={"keepalive_after": 0.2}) as front, front.http() as http:
+        front.upstream.script.append(slow)
+        async with http.stream("POST", "/chat/completions", json=ASK, headers=headers) as response:
+            lines = []
+            async for line in response.aiter_lines():
+                lines.append(line)
+                silent.set()
+    events = [orjson.loads(line[6:]) for line in lines if line.startswith("data: {")]
+    assert not [line for line in lines if line.startswith(":")]
+    assert events[0]["choices"] == [{"index": 0, "delta": {"content": ""}, "finish_reason": None}]
+    assert "fairlead" not in events[0]
+    assert [each["fairlead"]["restart"] for each in events if "fairlead" in each] == [True]
+    assert {each["created"] for each in events if each["id"].startswith("chatcmpl-0")} == {events[0]["created"]}
+
+
 async def test_a_stream_whose_job_is_retried_says_so(tmp_path: Path) -> None:
     async with open_front(tmp_path, service={"limit": 1}) as front, front.http() as http:
         front.upstream.gate.clear()

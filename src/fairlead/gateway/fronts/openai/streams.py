@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 QUIET_S = 0.1
 """A job that starts within this time is not shown as queued, and its errors keep their status."""
 HEARTBEAT_S = 15.0
-STARTED, RETRYING = b": started\n\n", b": retrying"
+STARTED, RETRYING, RESTART = b": started\n\n", b": retrying", b": restart\n\n"
 _NOT_FIRST = (STARTED, RETRYING)
 """Comments that do not begin a response: as long as it has not begun, an error keeps its status."""
 _TIER = re.compile(r'(?<!\\)"service_tier"\s*:\s*(?:"[^"\\]*"|null)')
@@ -51,6 +51,11 @@ class Stream(Response):
         self._fields = headers
         self._sent = _Sent()
         self._tier: str | None = None
+        self._view = call.queue
+        if call.queue is QueueView.CHUNKS and call.request.path not in openai.WITH_DONE:
+            self._view = QueueView.COMMENTS  # the events of other streams have no deltas
+        self._created: int | None = None
+        self._shown_last, self._shown_at = b"", 0.0
         self._send: Send
         self._started = False
 
@@ -136,47 +141,58 @@ class Stream(Response):
                             return
                         place = asyncio.ensure_future(_next(places))
                     elif not self._started and loop.time() >= begin_at:
-                        await self._write(b"" if self._call.queue is QueueView.NONE else STARTED)
+                        await self._write(STARTED if self._view is QueueView.COMMENTS else b"")
             finally:
                 place.cancel()
                 await asyncio.wait({place})
 
     async def _show(self, event: dict[str, Any] | None) -> None:
-        """Show an event of the job; None is a heartbeat."""
+        """Show an event of the job; None is a heartbeat. What the client has seen last is not sent again, unless the
+        connection would otherwise be silent for too long."""
         if event is None:
-            text = b": keep-alive\n\n" if self._started and self._call.queue is QueueView.COMMENTS else b""
-        else:
-            text = self._shown(event)
-        if text and (self._started or not text.startswith(_NOT_FIRST)):
+            await self._keep_alive()
+            return
+        text, now = self._shown(event), asyncio.get_running_loop().time()
+        repeated = text == self._shown_last and now - self._shown_at < HEARTBEAT_S
+        if text and not repeated and (self._started or not text.startswith(_NOT_FIRST)):
+            self._shown_last, self._shown_at = text, now
             await self._write(text)
+
+    async def _keep_alive(self) -> None:
+        if self._started and self._view is QueueView.COMMENTS:
+            await self._write(b": keep-alive\n\n")
+        elif self._started and self._view is QueueView.CHUNKS:
+            await self._write(self._empty_chunk())
 
     def _shown(self, event: dict[str, Any]) -> bytes:
         """What the client sees of an event of its job; empty if nothing."""
-        view = self._call.queue
-        if view is QueueView.NONE:
+        if self._view is QueueView.NONE:
             return b""
         source = event.get("job", event)
         position, wait = source.get("position"), source.get("estimated_wait")
-        if event["type"] == events.JOB_RETRYING and view is QueueView.COMMENTS:
+        if event["type"] == events.JOB_RETRYING and self._view is QueueView.COMMENTS:
             return RETRYING + f", attempt {event['attempt'] + 1}\n\n".encode()
         if position is None:
-            return STARTED if event["type"] == events.STEP_START and view is QueueView.COMMENTS else b""
-        if view is QueueView.CHUNKS and self._call.request.path in openai.WITH_DONE:
-            return self._queue_chunk({"position": position, "estimated_wait": wait})
+            started = event["type"] == events.STEP_START
+            return STARTED if started and self._view is QueueView.COMMENTS else b""
+        if self._view is QueueView.CHUNKS:
+            return self._empty_chunk({"position": position, "estimated_wait": wait})
         return f": queued, position {position}{_about(wait)}\n\n".encode()
 
-    def _queue_chunk(self, fairlead: dict[str, Any]) -> bytes:
-        """An event with an empty delta and the place in the queue as a field of its own. The delta has no role: clients
-        that accumulate deltas concatenate its values."""
+    def _empty_chunk(self, fairlead: dict[str, Any] | None = None) -> bytes:
+        """An event with an empty delta, and with a field of its own for the place in the queue. The delta has no role:
+        clients that accumulate deltas concatenate its values."""
+        if self._created is None:
+            self._created = int(self._app.now())
         chat = self._call.request.path == openai.CHAT
         delta = {"delta": {"content": ""}} if chat else {"text": ""}
         chunk = {
             "id": f"chatcmpl-{self._reading.job_id}" if chat else f"cmpl-{self._reading.job_id}",
             "object": "chat.completion.chunk" if chat else "text_completion",
-            "created": int(self._app.now()),
+            "created": self._created,
             "model": self._call.model or "",
             "choices": [{"index": 0, **delta, "finish_reason": None}],
-            "fairlead": fairlead,
+            **({} if fairlead is None else {"fairlead": fairlead}),
         }
         return b"data: " + orjson.dumps(chunk) + b"\n\n"
 
@@ -186,8 +202,7 @@ class Stream(Response):
         """Send one item of the output. Returns True if the response is complete."""
         match item:
             case None:
-                if self._started and self._call.queue is QueueView.COMMENTS:
-                    await self._write(b": keep-alive\n\n")
+                await self._keep_alive()
             case Chunk():
                 return await self._pass_on_chunk(item)
             case Restart():
@@ -210,7 +225,9 @@ class Stream(Response):
                 )
                 return True
             if rest is None:
-                await self._write(b": restart\n\n")
+                if self._view is not QueueView.NONE:
+                    told = {"position": None, "estimated_wait": None, "restart": True}
+                    await self._write(RESTART if self._view is QueueView.COMMENTS else self._empty_chunk(told))
                 self._sent = _Sent()
             self._sent.restarted = False
             text = text if rest is None else rest

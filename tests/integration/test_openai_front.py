@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 import openai
+import orjson
 import pytest
 from aiohttp import web
 
@@ -183,6 +184,15 @@ async def test_a_user_key_is_its_user_and_may_only_lower_its_tier(tmp_path: Path
                 await client.chat.completions.create(
                     model="llama", messages=HELLO, extra_headers={"X-Fairlead-User": "ada"}
                 )
+
+
+async def test_the_tier_is_in_the_answer_of_an_upstream_that_does_not_know_it(front: Front) -> None:
+    answer = {"id": "x", "object": "chat.completion", "created": 1, "model": "llama", "choices": []}
+    async with front.client() as client:
+        for asked, used in (("flex", "flex"), ("auto", "default"), (openai.omit, None)):
+            front.upstream.script.append(sending(orjson.dumps(answer)))
+            create: Any = client.chat.completions.create
+            assert (await create(model="llama", messages=HELLO, service_tier=asked)).service_tier == used
 
 
 async def test_a_service_key_names_its_user_and_its_tier(tmp_path: Path) -> None:

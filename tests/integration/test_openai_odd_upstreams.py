@@ -51,6 +51,16 @@ async def test_an_error_object_with_status_200_is_an_error(front: Front, error: 
     assert len(front.upstream.calls) == 1
 
 
+async def test_a_stream_for_a_request_that_is_not_streamed_is_an_error(front: Front) -> None:
+    front.upstream.gate.clear()
+    front.upstream.script.append(streaming(*CHUNKS, None))
+    async with front.client() as client:
+        with pytest.raises(InternalServerError, match="streamed its answer to a request that is not streamed"):
+            await client.chat.completions.create(**ASK)
+    await front.upstream.reaches(open=0)
+    assert len(front.upstream.calls) == 1
+
+
 async def test_a_request_that_is_too_deep_to_change_is_an_error_at_once(tmp_path: Path) -> None:
     body = b'{"model": "gpt", "messages": ' + b"[" * 1000 + b"]" * 1000 + b"}"
     async with open_front(tmp_path, service={"aliases": {"gpt": "llama"}}) as front, front.http() as http:

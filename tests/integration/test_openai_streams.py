@@ -109,6 +109,17 @@ async def test_the_tier_that_was_used_is_in_the_stream(tmp_path: Path) -> None:
         assert {chunk.service_tier async for chunk in stream} == {"priority"}
 
 
+async def test_the_tier_is_in_the_stream_of_an_upstream_that_does_not_know_it(tmp_path: Path) -> None:
+    quoted = event({"id": "c", "choices": [{"index": 0, "delta": {"content": 'a "service_tier": "x"'}}]})
+    async with open_front(tmp_path, admin_key=ADMIN) as front, front.client(ADMIN) as client:
+        front.upstream.script.append(streaming(b"".join([*CHUNKS[:2], quoted, *CHUNKS[2:]]), b"data: [DONE]\n\n"))
+        stream = await client.chat.completions.create(model="llama", messages=HELLO, stream=True, service_tier="flex")
+        seen = [chunk async for chunk in stream]
+    assert {chunk.service_tier for chunk in seen} == {"flex"}
+    assert [chunk.choices[0].delta.content for chunk in seen if chunk.id == "c"] == ['a "service_tier": "x"']
+    assert len(seen) == len(CHUNKS) + 1
+
+
 # ---------------------------------------------------------------- the queue
 
 

@@ -60,6 +60,11 @@ def tier_of(priority: Priority | str) -> str:
     return _PRIORITY_TIER[Priority(priority)]
 
 
+def has_tier(answer: Mapping[str, Any]) -> bool:
+    """Whether an answer reports the `service_tier` that was used, also if the upstream does not know the field."""
+    return "service_tier" in answer or answer.get("object") in ("chat.completion", "response")
+
+
 # ---------------------------------------------------------------- requests
 
 
@@ -116,6 +121,13 @@ class FrontRequest:
         if query != "" and not (isinstance(query, str) and is_query(query)):
             raise ValueError("query must be the query of a URL")
         return request
+
+
+def may_stream(request: FrontRequest) -> bool:
+    """Whether a stream can be the answer. Some servers take other values than `true` for a wish to stream."""
+    if request.stream or request.path not in JSON_PATHS:
+        return True
+    return bool((json_object(request.body) or {}).get("stream"))
 
 
 def is_path(path: str) -> bool:

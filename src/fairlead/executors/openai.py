@@ -202,6 +202,9 @@ class OpenAIExecutor:
                     host = urlsplit(url).hostname
                     call.annotate({"http.response.status_code": response.status, "server.address": host})
                 if response.status == 200 and response.content_type == openai.EVENT_STREAM:
+                    if not openai.may_stream(request):
+                        response.close()  # it may never end
+                        return bad("the upstream streamed its answer to a request that is not streamed")
                     stream = exchange.stream or ChatStream(request, hides_usage=adds_usage, began=began)
                     retries = self._retry_streams or exchange.restartable
                     return await self._stream(call, stream, response, began, retries)

@@ -136,7 +136,7 @@ async def response_of(
         body = errors.error_of(text, 502, "bad_result")
         return Response(orjson.dumps(body), 502, headers, "application/json")
     content = await _with_urls(app, answer.body, scope) if answer.files else answer.body
-    if tier is not None and (value := openai.json_object(content)) is not None and "service_tier" in value:
+    if tier is not None and (value := openai.json_object(content)) is not None and openai.has_tier(value):
         with contextlib.suppress(RecursionError):  # nested too deeply; the client gets it as it is
             content = openai.replaced(content, "service_tier", tier)
     return Response(content, answer.status, {**answer.headers, **headers})

@@ -40,6 +40,8 @@ STARTED, RETRYING, RESTART = b": started\n\n", b": retrying", b": restart\n\n"
 _NOT_FIRST = (STARTED, RETRYING)
 """Comments that do not begin a response: as long as it has not begun, an error keeps its status."""
 _TIER = re.compile(r'(?<!\\)"service_tier"\s*:\s*(?:"[^"\\]*"|null)')
+_WITHOUT_TIER = re.compile(r'^(data: ?\{)(?=\s*")(?!.*"service_tier")', re.MULTILINE)
+"""The beginning of an event that reports no tier. The quotes of a text in JSON are escaped."""
 
 
 class Stream(Response):
@@ -241,12 +243,15 @@ class Stream(Response):
         return service is not None and service.retry_streams
 
     async def _with_tier(self, text: str) -> bytes:
-        """The text with the `service_tier` that was used, if the client named one."""
-        if self._call.tier is not None and '"service_tier"' in text:
+        """The text with the `service_tier` that was used, if the client named one. Each chunk of a chat has it, whether
+        the upstream knows the field or not."""
+        chat = self._call.request.path == openai.CHAT
+        if self._call.tier is not None and (chat or '"service_tier"' in text):
             if self._tier is None:
                 job = await self._app.get(self._reading.job_id)
                 self._tier = f'"service_tier":"{openai.tier_of(job.priority)}"'
             text = _TIER.sub(self._tier, text)
+            text = _WITHOUT_TIER.sub(rf"\1{self._tier},", text) if chat else text
         return text.encode()
 
     async def _finish(self, job: JobView, scope: Scope, receive: Receive) -> None:

@@ -135,7 +135,7 @@ async def test_the_models_are_those_of_the_upstream(tmp_path: Path) -> None:
     async with open_front(tmp_path, "llama", "org/qwen", service=aliases) as front, front.client() as client:
         assert [model.id async for model in client.models.list()] == ["gpt-4o", "llama", "org/qwen"]
         assert (await client.models.retrieve("org/qwen")).owned_by == "tests"
-        with pytest.raises(openai.NotFoundError):
+        with pytest.raises(openai.NotFoundError, match="no model 'gpt-5'; known are: gpt-4o, llama, org/qwen"):
             await client.models.retrieve("gpt-5")
         await client.chat.completions.create(model="gpt-4o", messages=HELLO)
     assert front.upstream.calls[0].json["model"] == "llama"

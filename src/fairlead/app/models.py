@@ -124,7 +124,7 @@ class ModelCatalog:
         if name is None:
             if len(services := self._services()) == 1:
                 return next(iter(services))
-            raise UnknownModel("model is missing; " + _known(await self.all()), pointer="/model")
+            raise UnknownModel("model is missing; " + known_models(await self.all()), pointer="/model")
         models = self._recent
         if name not in models or asyncio.get_running_loop().time() >= self._recent_until:
             models = await self._models()
@@ -136,7 +136,7 @@ class ModelCatalog:
         if unlisted:
             return await self._least_busy(unlisted)
         raise UnknownModel(
-            f"there is no model {name[:100]!r}; {_known(sorted(models.values(), key=lambda model: model.id))}",
+            f"there is no model {name[:100]!r}; {known_models(sorted(models.values(), key=lambda model: model.id))}",
             pointer="/model",
         )
 
@@ -210,7 +210,7 @@ def _model(entry: dict[str, Any]) -> Model:
     )
 
 
-def _known(models: Sequence[Model]) -> str:
+def known_models(models: Sequence[Model]) -> str:
     if not models:
         return "none is known: no service has models, and no upstream lists any"
     more = f" and {len(models) - MAX_NAMED} more" if len(models) > MAX_NAMED else ""

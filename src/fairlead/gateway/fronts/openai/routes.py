@@ -8,6 +8,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from fairlead.app.models import known_models
 from fairlead.errors import IdempotencyMismatch, TooManyWaiting, UnknownModel
 from fairlead.gateway import models_openai
 from fairlead.gateway.fronts.callers import USER_HEADER
@@ -75,10 +76,11 @@ async def list_models(request: Request) -> Response:
 )
 async def get_model(request: Request) -> Response:
     model: str = request.path_params["model"]
-    for each in await fairlead_of(request).models.all():
+    models = await fairlead_of(request).models.all()
+    for each in models:
         if each.id == model:
             return json_response(each.as_dict())
-    raise UnknownModel(f"there is no model {model[:100]!r}; GET /v1/models lists them")
+    raise UnknownModel(f"there is no model {model[:100]!r}; {known_models(models)}")
 
 
 @router.post("/chat/completions", summary="Chat with a model", operation_id="openai_chat", **_OPTIONS)

@@ -99,13 +99,9 @@ class Guard:
         # A short key may be part of a URL by chance.
         self._long_admin_key = admin_key if admin_key is not None and len(admin_key) >= MIN_KEY_LENGTH_IN_URL else None
         self._routes = list(all_routes(list(routes)))
-        # Most requests have a path without parameters, which needs no search.
-        self._plain = {
-            (method, path): self._search(method, _bare(method, path))
-            for methods, path, _ in self._routes
-            for method in methods
-            if "{" not in path
-        }
+        # Most requests have a path without parameters, which is searched for only once.
+        self._plain = {(method, path) for methods, path, _ in self._routes for method in methods if "{" not in path}
+        self._found: dict[tuple[str, str], Target] = {}
         self._origins = Origins(host, allowed_origins)
         self.key_cache = KeyCache(fairlead.keys, fairlead.count_keys, self._is_live)
         self.cookies = Cookies(fairlead.session)
@@ -136,11 +132,15 @@ class Guard:
         """Find the route that the router will choose. Returns None if no route matches; the router then responds with
         404."""
         method = scope["method"] if scope["type"] == "http" else WEBSOCKET
-        if not scope.get("root_path"):
-            target = self._plain.get((method, scope["path"]))
+        plain = (method, scope["path"])
+        if scope.get("root_path") or plain not in self._plain:
+            return self._search(method, scope)
+        target = self._found.get(plain)
+        if target is None:
+            target = self._search(method, scope)
             if target is not None:
-                return target
-        return self._search(method, scope)
+                self._found[plain] = target
+        return target
 
     def _search(self, method: str, scope: Scope) -> Target | None:
         other_method = None
@@ -376,12 +376,6 @@ def grant_of(caller: Caller, user_id: str | None) -> str:
 
 def _caller(key: Key) -> Caller:
     return Caller(key.role, key.user_id, key.name, key.id)
-
-
-def _bare(method: str, path: str) -> Scope:
-    """Return a minimal ASGI scope with this method and path, enough for the router to find a route."""
-    kind = "websocket" if method == WEBSOCKET else "http"
-    return {"type": kind, "method": method, "path": path, "root_path": "", "headers": []}
 
 
 def _id_in(params: dict[str, Any], name: str) -> str:

@@ -22,6 +22,7 @@ import re
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -124,10 +125,18 @@ def sync_client(
     return _client(target, redis, node, hook, socket_timeout=timeout or SOCKET_TIMEOUT_S)
 
 
+@cache
+def _driver() -> dict[str, Any]:
+    """Return the driver that newer versions of redis-py announce. By default they read their own version from the
+    installed package again for each connection."""
+    module = getattr(redis, "driver_info", None)
+    return {} if module is None else {"driver_info": module.DriverInfo()}
+
+
 def _client(target: Target, library: Any, node: Address | None, hook: Any, socket_timeout: float | None) -> Any:
     # No retries: callers decide when to retry, and repeating an exchange would claim twice. RESP2, because only then
     # does redis-py check a connection for stray replies before each use.
-    common = {"retry": library.retry.Retry(NoBackoff(), 0), "protocol": 2}
+    common = {"retry": library.retry.Retry(NoBackoff(), 0), "protocol": 2, **_driver()}
     options = common | {
         "socket_timeout": socket_timeout,
         "socket_connect_timeout": socket_timeout or SOCKET_TIMEOUT_S,

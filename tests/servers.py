@@ -161,6 +161,9 @@ def postgres_url() -> str:
     if url := os.environ.get("FAIRLEAD_TEST_DATABASE_URL"):
         return url
     server = postgres()
+    # Neither the server nor a pooler has TLS, but asyncpg would prepare it for every connection, which takes more than
+    # half as long as to connect without it.
+    os.environ.setdefault("PGSSLMODE", "disable")
     return missing(NO_POSTGRES) if server is None else _in_front_of(server)
 
 

@@ -26,9 +26,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
 
 
+def pytest_collection() -> None:
+    """Collect tests without garbage collection, which would visit all of them again and again."""
+    gc.disable()
+
+
 def pytest_collection_finish() -> None:
     """Exempt what collection has made from garbage collection: thousands of tests in memory make every collection slow,
     and the tests of Celery collect at their end."""
+    gc.enable()
     gc.collect()
     gc.freeze()
 

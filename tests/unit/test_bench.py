@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,6 +18,8 @@ from bench.scenarios import visit
 from bench.sizes import FULL, QUICK
 from bench.system_run import Stage
 from bench.systems import ROOT
+
+Refused = Callable[..., str]
 
 
 class _Fast:
@@ -45,12 +48,12 @@ def test_a_fast_system_has_enough_jobs_left_for_its_bulk_measurement() -> None:
         assert count >= 5 * 1000  # five bulk calls
 
 
-def test_a_run_of_zero_rounds_is_refused() -> None:
-    assert "at least 1" in _refused("--rounds", "0")
+def test_a_run_of_zero_rounds_is_refused(refused: Refused) -> None:
+    assert "at least 1" in refused("--rounds", "0")
 
 
-def test_a_system_that_does_not_run_a_scenario_is_refused() -> None:
-    assert "rq does not take part in sleepers" in _refused("--system", "rq", "--scenario", "sleepers")
+def test_a_system_that_does_not_run_a_scenario_is_refused(refused: Refused) -> None:
+    assert "rq does not take part in sleepers" in refused("--system", "rq", "--scenario", "sleepers")
 
 
 def test_a_report_without_results_names_the_command_to_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -168,12 +171,18 @@ def test_the_aims_of_the_front_are_ratios_to_the_peers() -> None:
     assert "fairlead-embedded |" not in output
 
 
-def _refused(*arguments: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "bench", *arguments], capture_output=True, text=True, check=False, cwd=ROOT
-    )
-    assert done.returncode == 2
-    return done.stderr
+@pytest.fixture
+def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Refused:
+    """Call with arguments that the program refuses; returns what it prints."""
+
+    def refuse(*arguments: str) -> str:
+        monkeypatch.setattr(sys, "argv", ["bench", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            program.main()
+        assert ended.value.code == 2
+        return capsys.readouterr().err
+
+    return refuse
 
 
 @pytest.mark.slow

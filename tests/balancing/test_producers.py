@@ -15,8 +15,8 @@ from tests.balancing.site import BALANCER_VARIABLE, BROKER_VARIABLE, release
 from tests.balancing.workers import ROOT, until
 
 PRODUCERS, QUEUES = 8, 20
-EACH = int(os.environ.get("SOAK_TASKS", 3_000)) // PRODUCERS
-GROUP = 250
+EACH = int(os.environ.get("SOAK_TASKS", 1_600)) // PRODUCERS
+GROUP = 100
 PROGRAM = f"""
 from celery import group
 from tests.balancing.site import app, balancer, redis

@@ -11,8 +11,6 @@ import asyncio
 import os
 import random
 import signal
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -27,6 +25,7 @@ from fairlead.domain import files
 from fairlead.domain.job import JobStatus
 from fairlead.failpoints import AFTER_CLAIM, AFTER_FINISH, OF_FILES
 from tests.crash.files_process import ROUNDS, make_app
+from tests.integration.cli_fork import ROOT, Forked
 
 POINTS = (*OF_FILES, AFTER_CLAIM, AFTER_FINISH)
 PATIENCE = 120.0
@@ -51,13 +50,19 @@ class Killing:
         """Start a process that dies at the point. If the point is passed too rarely, the process ends by itself."""
         after = str(self.chance.randint(1, self.most_passes))
         environment = {**os.environ, **self.environment, "FAIRLEAD_FAILPOINT": point, "FAIRLEAD_FAILPOINT_AFTER": after}
-        command = [sys.executable, "-m", self.process, str(self.folder), str(self.runs * ROUNDS)]
+        arguments = ["-m", self.process, str(self.folder), str(self.runs * ROUNDS)]
         self.runs += 1
-        done = subprocess.run(command, env=environment, capture_output=True, timeout=PATIENCE, check=False)
-        if done.returncode == -signal.SIGKILL:
-            self.kills[point] = self.kills.get(point, 0) + 1
-        elif done.returncode:
-            raise AssertionError(f"{point}: {done.stderr.decode()[-3000:]}")
+        with tempfile.TemporaryFile() as said:
+            process = Forked(arguments, cwd=ROOT, env=environment, stdout=said, stderr=said)
+            try:
+                code = process.wait(PATIENCE)
+            finally:
+                process.kill()
+            said.seek(0)
+            if code == -signal.SIGKILL:
+                self.kills[point] = self.kills.get(point, 0) + 1
+            elif code:
+                raise AssertionError(f"{point}: {said.read().decode()[-3000:]}")
 
     def make(self, make_app: Callable[[Path, float], Fairlead]) -> Fairlead:
         """The app of the process, on the same engines. Its uploads are given up after a second."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
 import sqlite3
-import subprocess
 import sys
 from contextlib import closing
 from pathlib import Path
@@ -12,34 +12,9 @@ from pathlib import Path
 import pytest
 
 from fairlead.store.sqlite.store import COPY_AFTER
+from tests.integration.cli_fork import ROOT, Forked
 
 ROUNDS = 15
-
-# Prints the id of every job once its submit is acknowledged. Several callers submit at once, so that commits are
-# batches.
-SUBMITTER = """
-import asyncio, itertools, os, sys, time
-from fairlead.domain.job import Job
-from fairlead.domain.transitions import submit
-from fairlead.store.group_commit import GroupCommit
-from fairlead.store.sqlite import SqliteStore, store as sqlite_store
-
-async def caller(group_commit, name):
-    for n in itertools.count():
-        job = Job(f"{name}-{n}", "f", f"user-{n % 7}", ("draw",))
-        await group_commit.write(submit(job, '{"x":"' + "y" * 300 + '"}', now=time.time(), waits={}))
-        os.write(1, f"{job.id}\\n".encode())
-
-async def main():
-    sqlite_store.COPY_AFTER = int(sys.argv[3])
-    store = SqliteStore(sys.argv[1])
-    await store.open()
-    group_commit = GroupCommit(store)
-    group_commit.start()
-    await asyncio.gather(*(caller(group_commit, f"{sys.argv[2]}-{n}") for n in range(8)))
-
-asyncio.run(main())
-"""
 
 
 @pytest.mark.parametrize("copy_after", [COPY_AFTER, 1], ids=["", "while-the-log-is-copied"])
@@ -60,13 +35,13 @@ def test_a_killed_process_loses_no_acknowledged_job(tmp_path: Path, copy_after: 
 
 def acknowledged_until_killed(path: Path, number: int, after: int, copy_after: int) -> set[str]:
     """The kill happens after a number of acknowledgements and not after a time, so the process is always busy."""
-    command = [sys.executable, "-c", SUBMITTER, str(path), str(number), str(copy_after)]
-    child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert child.stdout is not None
-    lines = [child.stdout.readline() for _ in range(after)]
-    child.kill()
-    lines += child.stdout.readlines()
-    child.stdout.close()
-    child.wait()
+    ours, theirs = os.pipe()
+    with os.fdopen(ours) as said:
+        with os.fdopen(theirs, "wb") as out:
+            arguments = ("-m", "tests.crash.sqlite_process", str(path), str(number), str(copy_after))
+            process = Forked(arguments, cwd=ROOT, env=os.environ, stdout=out, stderr=sys.__stderr__)
+        lines = [said.readline() for _ in range(after)]
+        process.kill()
+        lines += said.readlines()
     # The last line may be incomplete.
     return {line.rstrip("\n") for line in lines if line.endswith("\n")}

@@ -141,6 +141,12 @@ class Window:
         """Whether `room` is 0."""
         return self.requests >= self.most_requests or self.units >= self.most_units < UNLIMITED or self.rest > 0
 
+    def fits_any(self, most: int) -> bool:
+        """Whether every request of at most this many units may be granted now."""
+        if self.requests >= self.most_requests or self.rest:
+            return False
+        return self.units + most < self.most_units or self.most_units == UNLIMITED
+
     def room(self) -> int:
         """How many requests may be granted now, as far as this can be known without their units."""
         if self.rest or (self.most_units < UNLIMITED and self.units >= self.most_units):

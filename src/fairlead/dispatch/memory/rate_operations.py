@@ -8,8 +8,7 @@ import math
 from collections.abc import Callable, Sequence, Set
 
 from fairlead.dispatch.memory.leases import Leases
-from fairlead.dispatch.memory.rated_service import advance_service, call_sent, groups_of_path
-from fairlead.dispatch.memory.rates import ServiceRates
+from fairlead.dispatch.memory.rated_service import advance_service, call_sent, groups_of_path, start_rates
 from fairlead.dispatch.memory.service import Service
 from fairlead.dispatch.memory.topology import Topology, Wakeups
 from fairlead.dispatch.rates import Rest, Sent, Spent
@@ -56,9 +55,8 @@ class RateOperations:
         for rest in rests:
             service = self._topology.service(rest.service)
             if service.rates is None:
-                service.rates = ServiceRates(service.rules, service.member_rates)
                 self._topology.rated.append(service)
-            service.rates.rest(rest, now)
+            start_rates(service).rest(rest, now)
             self._wakeups.touch(service)
         self._announce()
 

@@ -15,6 +15,15 @@ if TYPE_CHECKING:
     from fairlead.dispatch.memory.service import Pick, Service
 
 
+def start_rates(service: Service) -> ServiceRates:
+    """The rates of a service. Creates them if it has none yet."""
+    if service.rates is None:
+        service.rates = ServiceRates(service.rules, service.member_rates)
+        for entry in service.entries():
+            service.rates.expect(entry[COST] or 0)
+    return service.rates
+
+
 def groups_of_path(service: Service, path: str | None) -> tuple[str, ...]:
     """The ids of the group with this path, and of those that it is in, as far as they have a rate."""
     rated = {} if service.rates is None or service.fifo else service.rates.members.groups
@@ -35,33 +44,19 @@ def fits(service: Service, pick: Pick) -> bool:
 
 def rated_pick(service: Service, rates: ServiceRates, bands: tuple[int, ...]) -> Pick | None:
     """The next step of a service without regions whose own window is not full. Parks users and groups at their own
-    rate. What fits in most cases is inlined: claims call this for every step."""
-    own, parked = rates.own, service.parked
+    rate."""
     for number in bands:
         band = service.bands[number]
-        while band.waiting and (head := band.head(None, parked)) is not None:
-            user_id = head[-1]
-            cost = band.lanes[None].queues[user_id][0][COST]
-            units = cost if cost is not None else rates.mean_units or 0
-            user = service.users[user_id]
-            window, full = user.window, None
-            if rates.group_rates or (
-                window is not None
-                and (window.requests >= window.most_requests or window.units + units >= window.most_units)
-            ):
-                full = _full_member(rates, user, units)
-            if full is None:
-                pick = (number, None, user_id, None)
-                has_room = own.units + units < own.most_units and rates.pool is None
-                return pick if has_room or fits(service, pick) else None
-            _park(service, full, cost)
+        if band.waiting and (head := rated_head(service, band, None)) is not None:
+            pick = (number, None, head[-1], None)
+            return pick if fits(service, pick) else None
     return None
 
 
 def rated_head(service: Service, band: FairBand | FifoBand, lane: str | None) -> tuple[Any, ...] | None:
     """The user that is next in a lane. Parks users and groups at their own rate."""
     rates = service.rates
-    while (head := band.head(lane, service.parked)) is not None and rates is not None and rates.windows:
+    while (head := band.head(lane, service.parked)) is not None and rates is not None and rates.tight:
         cost = band.lanes[lane].queues[head[-1]][0][COST]
         full = _full_member(rates, service.users[head[-1]], rates.units_of(cost))
         if full is None:
@@ -72,12 +67,11 @@ def rated_head(service: Service, band: FairBand | FifoBand, lane: str | None) ->
 
 def _full_member(rates: ServiceRates, user: User, units: int) -> str | None:
     """The user, or the first of its groups, whose rate keeps a step of this many units from being granted."""
-    if user.window is not None and not user.window.fits(units):
+    if not rates.allows(user.window, units):
         return user.user_id
     if rates.group_rates and user.levels:
         for group in user.levels[0].rated or rates.rated_groups(user):
-            window = rates.windows.get(group)
-            if window is not None and not window.fits(units):
+            if not rates.allows(rates.windows.get(group), units):
                 return group
     return None
 

@@ -8,7 +8,7 @@ from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from fairlead.dispatch.port import Lease, Release
-from fairlead.dispatch.rates import RateUse, Rest, Spent
+from fairlead.dispatch.rates import Rest, Spent
 from fairlead.domain.fair_share import SECOND, micros, smoothed
 from fairlead.domain.rates import UNLIMITED, MemberRates, Rate, Window
 from fairlead.domain.rules import Rules, ServiceRules
@@ -34,11 +34,16 @@ class ServiceRates:
     `parked` has those that are parked because of their own rate, with the time of their next chance. A member's window
     has to be looked at at that time, or at the end of its last entry; `heap` has these times, or earlier ones, and
     `Window.look_at` the one that counts, or UNLIMITED.
+
+    No waiting step reserves more than `largest` units. `tight` has the windows in which such a step may not fit: its
+    own and those of members that are nearly full, and always that of the pool, which other services fill too. As long
+    as it is empty, which it is far from all rates, a claim chooses its step as if there were none. A window is added
+    when it is filled, and removed when it turns out to have room (`allows`).
     """
 
     __slots__ = (
-        "by_user", "counting", "due", "group_rates", "heap", "is_plain", "mean_units", "members", "own",
-        "parked", "pool", "pool_rate", "regions", "rules", "shared", "windows",
+        "by_user", "counting", "due", "group_rates", "heap", "is_plain", "largest", "mean_units", "members", "own",
+        "parked", "pool", "pool_rate", "regions", "rules", "shared", "tight", "windows",
     )  # fmt: skip
 
     def __init__(self, rules: ServiceRules, members: MemberRates = NO_MEMBER_RATES) -> None:
@@ -50,6 +55,7 @@ class ServiceRates:
         self.pool_rate: Rate | None = None
         self.windows: dict[str, Window] = {}
         self.mean_units: int | None = None
+        self.largest = 0
         self.parked: dict[str, int] = {}
         self.due = 0
         """The time at which `advance` has something to do next; 0 if that has to be found out (`next_due`)."""
@@ -79,6 +85,7 @@ class ServiceRates:
         """Whether every step fits as long as the service's own window has room."""
         self.due = 0
         self._find_shared()
+        self._watch_all()
 
     def _find_shared(self) -> None:
         pool = () if self.pool is None else (self.pool,)
@@ -107,6 +114,35 @@ class ServiceRates:
                 self._due(member)
 
     # -- granting -------------------------------------------------------------------------------------------------
+
+    def expect(self, units: int) -> None:
+        """A step may reserve this many units."""
+        if units > self.largest:
+            self.largest = 1 << units.bit_length()  # rounded up, so that it seldom changes
+            self._watch_all()
+
+    def _watch_all(self) -> None:
+        self.tight = {self.own, *self.windows.values()}
+        if self.pool is not None:
+            self.tight.add(self.pool)
+
+    def _watch(self, window: Window) -> None:
+        """A window may have been filled."""
+        if not window.fits_any(self.largest):
+            self.tight.add(window)
+
+    def allows(self, window: Window | None, units: int) -> bool:
+        """Whether a step of this many units fits in the window of the service or of a member."""
+        if window is None or window not in self.tight:
+            return True
+        if window.fits_any(self.largest):
+            self.tight.discard(window)
+            return True
+        return window.fits(units)
+
+    def is_full(self) -> bool:
+        """Whether no step fits in the service's own window."""
+        return not self.allows(self.own, 0) or self.own.is_full
 
     def units_of(self, cost: int | None) -> int:
         """The units that a step reserves: its stated cost, else what calls of the service took on average."""
@@ -146,7 +182,10 @@ class ServiceRates:
             return None
         units = cost if cost is not None else self.mean_units or 0
         for window in windows:
-            window.take(units)
+            window.requests += 1
+            window.units += units
+            if window.requests >= window.most_requests or window.units + self.largest >= window.most_units:
+                self.tight.add(window)
         return (windows, units, None)
 
     def _windows(
@@ -183,9 +222,13 @@ class ServiceRates:
         """The window of a member, with this rate."""
         window = self.windows.get(member)
         if window is None:
-            return None if rate is None else self.windows.setdefault(member, Window(rate, member))
-        if rate is None or not window.has_rate(rate):
+            if rate is None:
+                return None
+            window = self.windows[member] = Window(rate, member)
+            self._watch(window)
+        elif rate is None or not window.has_rate(rate):
             window.take_rate(rate)  # the user has another plan now
+            self._watch(window)
             self._due(member)
         return window
 
@@ -199,6 +242,7 @@ class ServiceRates:
         sent_at = _sent_at(lease, after, now)
         for window in windows:
             window.sent(units, sent_at)
+            self._watch(window)
         self.due = 0
         return (windows, units, sent_at), self._changed(lease.user_id, windows)
 
@@ -207,6 +251,7 @@ class ServiceRates:
         used = None if release.used is None or release.refund else micros(release.used)
         if used is not None:
             self.mean_units = smoothed(self.mean_units, used)
+            self.expect(self.mean_units)
         if held is None:
             return ()
         at = round(now * SECOND)  # `micros`, inlined: no clock is negative
@@ -224,6 +269,9 @@ class ServiceRates:
             window.close(units, left, end, at)
             if used is not None and used > units:
                 window.add(at, 0, used - units)  # the provider may have counted these as late as at the end
+                self._watch(window)
+            elif window.lacks_grants:
+                self._watch(window)
             if not window.member:
                 if end < self.due:
                     self.due = end
@@ -244,6 +292,7 @@ class ServiceRates:
                 window.refund(units)
             else:
                 window.ended(units, used, sent_at, now, reported=True)
+                self._watch(window)
             if window.member:
                 self._due(window.member)
         return self._changed(user_id, windows) if self.parked else ()
@@ -253,6 +302,7 @@ class ServiceRates:
         own, windows = self._windows(call.region, call.user_id, self.windows.get(call.user_id), call.plan)
         for window in windows + self._of_groups(groups):
             window.add(ended_at, 1, micros(call.units))
+            self._watch(window)
         self.due = 0
         for member in (call.user_id, *groups):
             self._due(member)
@@ -267,6 +317,7 @@ class ServiceRates:
             window.rest = max(window.rest, until)
         else:
             window.correct(rest.requests, None if rest.units is None else micros(rest.units), until)
+        self._watch(self.own)
 
     # -- time -----------------------------------------------------------------------------------------------------
 
@@ -283,6 +334,7 @@ class ServiceRates:
             window.look_at = UNLIMITED
             if self._due_of(member, window) == due:
                 window.advance(now)
+                self.allows(window, 0)
                 if self.parked.get(member, UNLIMITED) <= now:
                     del self.parked[member]
                     unparked.append(member)
@@ -307,6 +359,7 @@ class ServiceRates:
             window.clear()
         self.windows, self.parked, self.heap, self.due = {}, {}, [], 0
         self.mean_units = None
+        self._watch_all()
 
     def _changed(self, user_id: str, windows: tuple[Window, ...]) -> tuple[str, ...]:
         """Give a user and the groups of these windows another chance if they are parked, because the windows have
@@ -343,39 +396,14 @@ class ServiceRates:
 
     def _drop(self, member: str) -> None:
         """Forget the window of a member. Without a rate, it is never full if a user's record still has it."""
-        self.windows.pop(member).take_rate(None)
+        window = self.windows.pop(member)
+        window.take_rate(None)
+        self.tight.discard(window)
 
     def _due_of(self, member: str, window: Window) -> int:
         if member in self.parked:
             return self.parked[member]
         return window.entries[-3] if window.entries and not window.open_requests else UNLIMITED
-
-    # -- queries --------------------------------------------------------------------------------------------------
-
-    def uses(self) -> tuple[RateUse, ...]:
-        rules = self.rules
-        found = [use_of("service", rules.service, rules.rate, self.own)]
-        found += [
-            use_of("region", region, rules.region_rates.get(region), window)
-            for region, window in sorted(self.regions.items())
-        ]
-        if self.pool is not None and rules.pool is not None:
-            found.append(use_of("pool", rules.pool, self.pool_rate, self.pool))
-        found += [
-            use_of("group", path, rate, self.windows[MARK + path])
-            for path, rate in sorted(self.members.groups.items())
-            if MARK + path in self.windows
-        ]
-        return tuple(use for use in found if use is not None)
-
-
-def use_of(kind: str, name: str, rate: Rate | None, window: Window) -> RateUse | None:
-    """How much of a rate is used; None if there is neither a rate nor a rest."""
-    if rate is None and not window.rest:
-        return None
-    until, rest = window.due(0), window.rest / SECOND if window.rest else None
-    due = None if until is None else until / SECOND
-    return RateUse(kind, name, rate, window.requests, window.units / SECOND, due, rest)
 
 
 def pool_windows(rules: Rules, windows: dict[str, Window]) -> Mapping[str, Window]:

@@ -32,7 +32,6 @@ from fairlead.dispatch.port import Lease, Release, Unserved
 from fairlead.domain.fair_share import charge, micros
 from fairlead.domain.groups import GroupRules
 from fairlead.domain.job import RANK_RETRY, Hold
-from fairlead.domain.rates import UNLIMITED
 from fairlead.domain.rules import Order, ServiceRules, preference_of, regions_of
 
 if TYPE_CHECKING:
@@ -254,6 +253,8 @@ class Service:
         self.bands[band].join(entry, lane)
         if (cost := entry[COST]) is not None:
             self.bands[band].lanes[lane].costs.add(entry[USER], 1, cost)
+            if self.rates is not None and cost > self.rates.largest:
+                self.rates.expect(cost)
 
     def join(self, entry: Entry, user: User) -> None:
         self._enqueue(entry)
@@ -286,17 +287,15 @@ class Service:
         rules, rates = self.rules, self.rates
         if not self.scope.open or rules.paused or len(self.leases) + len(self.holds) >= rules.limit:
             return None
-        if rates is not None:
-            own = rates.own  # `is_full`, inlined
-            if own.requests >= own.most_requests or own.units >= own.most_units < UNLIMITED or own.rest:
-                return None
+        if rates is not None and rates.tight and rates.is_full():
+            return None
         if pool_full and rules.pooled_regions is None:
             return None
         if self.fifo:
             bands = FIFO_BANDS
         if rules.regions:
             return pick_of_regions(self, bands, regions, pool_full=pool_full, unserved=unserved)
-        if rates is not None and (rates.windows or not rates.is_plain):
+        if rates is not None and rates.tight:
             # A step that only other workers take holds all others back too, if a rate does not allow it yet.
             first = rated_pick(self, rates, bands if rates.is_plain else ALL_BANDS)
             return first if first is None or first[0] in bands else rated_pick(self, rates, bands)

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from fairlead.dispatch.memory.fair_queue import FairBand, User
+from fairlead.dispatch.memory.rates import MARK, ServiceRates
 from fairlead.dispatch.memory.region_breaker import RegionBreaker
 from fairlead.dispatch.memory.service import FIFO_BAND, RETRIES, Service
 from fairlead.dispatch.port import RegionSnapshot, ServiceSnapshot, UserQueue
+from fairlead.dispatch.rates import RateUse
 from fairlead.domain.fair_share import SECOND
 from fairlead.domain.groups import GroupQueue
 from fairlead.domain.job import Priority
+from fairlead.domain.rates import Rate, Window
 
 _PRIORITIES = [priority.band for priority in Priority]
 
@@ -38,7 +41,7 @@ def snapshot(service: Service, *, users: bool) -> ServiceSnapshot:
         ),
         regions=tuple(_region(service, region) for region in sorted(rules.regions)),
         unbound=_waiting(service, lambda lane: service.allowed_regions(lane) is None) if rules.regions else (0, 0),
-        rates=() if service.rates is None else service.rates.uses(),
+        rates=() if service.rates is None else _rate_uses(service.rates),
     )
 
 
@@ -111,3 +114,29 @@ def _group_queues(service: Service, *, undeclared: bool) -> Iterator[GroupQueue]
                     group.path, number, group.members, group.running, band.tags[group.id],
                     band.time(group.id), group.weight, group.limit, group.id in service.parked, band.arrival(group.id),
                 )  # fmt: skip
+
+
+def _rate_uses(rates: ServiceRates) -> tuple[RateUse, ...]:
+    rules = rates.rules
+    found = [_use_of("service", rules.service, rules.rate, rates.own)]
+    found += [
+        _use_of("region", region, rules.region_rates.get(region), window)
+        for region, window in sorted(rates.regions.items())
+    ]
+    if rates.pool is not None and rules.pool is not None:
+        found.append(_use_of("pool", rules.pool, rates.pool_rate, rates.pool))
+    found += [
+        _use_of("group", path, rate, rates.windows[MARK + path])
+        for path, rate in sorted(rates.members.groups.items())
+        if MARK + path in rates.windows
+    ]
+    return tuple(use for use in found if use is not None)
+
+
+def _use_of(kind: str, name: str, rate: Rate | None, window: Window) -> RateUse | None:
+    """How much of a rate is used; None if there is neither a rate nor a rest."""
+    if rate is None and not window.rest:
+        return None
+    until, rest = window.due(0), window.rest / SECOND if window.rest else None
+    due = None if until is None else until / SECOND
+    return RateUse(kind, name, rate, window.requests, window.units / SECOND, due, rest)

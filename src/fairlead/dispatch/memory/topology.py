@@ -12,7 +12,8 @@ from dataclasses import replace
 
 from fairlead.dispatch.memory.claim_sources import Pool
 from fairlead.dispatch.memory.fair_queue import Entry
-from fairlead.dispatch.memory.rates import NO_MEMBER_RATES, ServiceRates, needs_rates, pool_windows
+from fairlead.dispatch.memory.rated_service import start_rates
+from fairlead.dispatch.memory.rates import NO_MEMBER_RATES, needs_rates, pool_windows
 from fairlead.dispatch.memory.service import Service
 from fairlead.domain.groups import GroupRules
 from fairlead.domain.rates import UNLIMITED
@@ -98,7 +99,7 @@ class Topology:
         for service in self.services.values():
             window = None if service.pool is None else service.pool.window
             if service.rates is None and needs_rates(service.rules, window, rules.member_rates):
-                service.rates = ServiceRates(service.rules, rules.member_rates)
+                start_rates(service)
             if service.rates is not None:
                 service.rates.take_pool(window, rules.pool_rates.get(service.rules.pool or ""))
         self.rated = [service for service in self.services.values() if service.rates is not None]
@@ -195,10 +196,22 @@ class Wakeups:
 
     def _refresh(self) -> None:
         for service in self._touched:
-            pick = service.pick()
-            if service.pool is None and not service.rules.regions:  # otherwise it depends on who claims
-                service.next = pick
-            ready = pick is not None
+            ready = _is_ready(service)
             if ready is not service.ready:
                 service.ready = ready
                 (self._ready.add if ready else self._ready.discard)(service.name)
+
+
+def _is_ready(service: Service) -> bool:
+    """Whether the service could grant a step, ignoring its pool. If every waiting step may be granted, none is chosen:
+    a release usually comes before the next claim, and changes the choice. So one choice and one move of each user and
+    group in its heap do for a grant and the end of its call."""
+    rules, rates = service.rules, service.rates
+    if not (service.parked or rules.regions or (rates is not None and rates.tight)):
+        service.next = None
+        may_grant = service.scope.open and not rules.paused
+        return may_grant and len(service.leases) + len(service.holds) < rules.limit and any(service.waiting)
+    pick = service.pick()
+    if service.pool is None and not rules.regions:  # otherwise it depends on who claims
+        service.next = pick
+    return pick is not None

@@ -39,6 +39,25 @@ async def uses(queue: QueueHarness) -> dict[str, int]:
     return {use.name: use.requests for use in seen.rates if use.kind == "group"}
 
 
+# -- users ------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_user_whose_window_was_empty_meanwhile_gets_its_next_step_in_time(queue: QueueHarness) -> None:
+    await queue.open(replace(WIDE, user_rate=TWO))
+    await fill(queue, "ann", each=6)
+    await end_all(queue, [await queue.take()])
+    (late,) = await queue.claim(9)
+    assert await queue.claimed(9) == []
+    queue.clock.advance(3 * WINDOW)
+    await queue.dispatcher.release([Release(late.name, "s", sent=0.5)])  # that is over, as all that was counted before
+    following = await queue.claim(9)
+    assert [lease.job_id for lease in following] == ["ann2", "ann3"]
+    await end_all(queue, following)
+    assert await queue.claimed(9) == []
+    queue.clock.advance(WINDOW)
+    assert await queue.claimed(9) == ["ann4", "ann5"]
+
+
 # -- plans ------------------------------------------------------------------------------------------------------------
 
 

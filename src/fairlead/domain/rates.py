@@ -89,17 +89,19 @@ class Window:
     `rest` is the time until which the provider takes nothing, because it said so; 0 if it takes requests.
 
     `member` is the id of the user or group whose window it is; "" if the window is that of a service, region or pool.
-    `look_at` is for the dispatcher: the time at which it looks at the window of a member next.
+    The rest is for the dispatcher: `look_at` is the time at which it looks at the window of a member next, 0 if it
+    looks at all such windows anyway. `kept` is whether it knows the window: it may drop that of a user that is empty.
     """
 
     __slots__ = (
-        "counts", "entries", "lacks_grants", "look_at", "margin", "member", "most_requests", "most_units", "per",
-        "rate", "requests", "rest", "units", "width",
+        "counts", "entries", "kept", "lacks_grants", "look_at", "margin", "member", "most_requests", "most_units",
+        "per", "rate", "requests", "rest", "units", "width",
     )  # fmt: skip
 
     def __init__(self, rate: Rate | None = None, member: str = "") -> None:
         self.member = member
-        self.look_at = UNLIMITED
+        self.look_at = UNLIMITED if member else 0
+        self.kept = True
         self.entries: list[int] = []
         self.requests = self.units = 0
         self.lacks_grants = False

@@ -100,12 +100,16 @@ def count_before(queue: Queue, entry: Entry) -> int:
 class User:
     """One user of a service, with the user's steps in all bands and lanes."""
 
-    __slots__ = ("group", "levels", "mean", "running", "user_id", "waiting", "weight", "window")
+    __slots__ = ("group", "levels", "mean", "plan", "running", "user_id", "waiting", "weight", "window", "windows")
 
     def __init__(self, user_id: str, window: Window | None) -> None:
         self.user_id = user_id
         self.window = window
-        """What the user's own rate counts. None, or without a rate, if that is nothing."""
+        """What the user's own rate counts. None, or not kept, if that is nothing."""
+        self.windows: tuple[Window, ...] | None = None
+        """The windows that count the user's calls, if they have no region, and as long as the user has this plan. None:
+        not known. Maintained by `ServiceRates`."""
+        self.plan: str | None = None
         self.weight = 1.0
         self.waiting = 0
         self.running = 0

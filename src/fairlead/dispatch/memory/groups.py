@@ -297,7 +297,7 @@ class Groups:
             self._create(new)
             self.by_id[new].members += 1
             self.parents[user_id] = new
-        user.levels = self._levels_of(new)
+        user.levels, user.windows = self._levels_of(new), None
         for group in was_in:
             group.running -= user.running
         # The groups that the user leaves are unparked last: an organisation that the user stays in is never without it.

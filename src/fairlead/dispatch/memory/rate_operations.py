@@ -70,7 +70,8 @@ class RateOperations:
                 groups = groups_of_path(service, call.group)
                 window = service.rates.spent(call, micros(min(now, call.ended_at + ahead)), groups)
                 if call.user_id in service.users:
-                    service.users[call.user_id].window = window
+                    user = service.users[call.user_id]
+                    user.window, user.windows = window, None
                 self._wakeups.touch(service)
         self._announce()
         return True

@@ -145,6 +145,8 @@ def group_rate_waits(
     of_call = (rates.units_of(entry[COST]), rates.mean_units, service.costs.expected, micros(now))
     windows = [rates.windows.get(MARK + group.path) for group in groups]
     return tuple(
-        group if window is None else replace(group, rate_wait=window.wait(group.ahead + 1, *of_call) / SECOND)
+        group
+        if window is None or window.is_empty
+        else replace(group, rate_wait=window.wait(group.ahead + 1, *of_call) / SECOND)
         for group, window in zip(groups, windows, strict=True)
     )

@@ -108,6 +108,7 @@ class ServiceRates:
                     continue
                 rate = same[0]
             if rate is None:
+                window.take_rate(None)
                 self._drop(member)
             else:
                 window.take_rate(rate)
@@ -173,18 +174,20 @@ class ServiceRates:
 
     def granted(self, user: User, region: str | None, cost: int | None, plan: str | None) -> Reservation | None:
         """Count a grant. Returns None if no window counts it."""
-        windows = self.counting.get(region)
-        if windows is None or self.by_user:
+        windows = user.windows
+        if windows is None or region is not None or plan != user.plan:
             user.window, windows = self._windows(region, user.user_id, user.window, plan)
-        if self.group_rates and user.levels:
-            windows += self._of_groups(user.levels[0].rated or self.rated_groups(user))
+            windows += self._of_groups(self.rated_groups(user))
+            user.windows, user.plan = None if region is not None else windows, plan
         if not windows:
             return None
-        units = cost if cost is not None else self.mean_units or 0
+        units, largest = cost if cost is not None else self.mean_units or 0, self.largest
         for window in windows:
-            window.requests += 1
-            window.units += units
-            if window.requests >= window.most_requests or window.units + self.largest >= window.most_units:
+            if not window.kept:
+                self._keep(window)
+            window.requests = requests = window.requests + 1
+            window.units = reserved = window.units + units
+            if requests >= window.most_requests or reserved + largest >= window.most_units:
                 self.tight.add(window)
         return (windows, units, None)
 
@@ -201,7 +204,7 @@ class ServiceRates:
             rate, plans = self.rules.user_rate, self.members.plans
             if plans:
                 rate = plans.get(plan or "", rate)
-            if own is None or own.rate is not rate:
+            if own is None or own.rate is not rate or not own.kept:
                 own = self._window_of(user_id, rate)
             if own is not None and own.counts:
                 windows += (own,)
@@ -224,13 +227,19 @@ class ServiceRates:
         if window is None:
             if rate is None:
                 return None
-            window = self.windows[member] = Window(rate, member)
-            self._watch(window)
+            window = Window(rate, member)
+            self._keep(window)
         elif rate is None or not window.has_rate(rate):
             window.take_rate(rate)  # the user has another plan now
             self._watch(window)
             self._due(member)
         return window
+
+    def _keep(self, window: Window) -> None:
+        """Look at a window that is new or was dropped."""
+        window.kept = True
+        self.windows[window.member] = window
+        self._watch(window)
 
     # -- what became of a grant -----------------------------------------------------------------------------------
 
@@ -266,17 +275,21 @@ class ServiceRates:
         for window in windows:
             if window.per != per:
                 per, end = window.per, window.end_of(sent_at, at)
-            window.close(units, left, end, at)
+            entries = window.entries
+            if left == units and entries and entries[-3] == end and entries[0] > at and not window.lacks_grants:
+                entries[-2] += 1  # `Window.close`, inlined: most calls end in the same part of `per` as another one
+                entries[-1] += left
+            else:
+                window.close(units, left, end, at)
+                if window.lacks_grants:
+                    self._watch(window)
+                if not window.member and end < self.due:
+                    self.due = end
             if used is not None and used > units:
                 window.add(at, 0, used - units)  # the provider may have counted these as late as at the end
                 self._watch(window)
-            elif window.lacks_grants:
-                self._watch(window)
-            if not window.member:
-                if end < self.due:
-                    self.due = end
             # A window that will be looked at needs no other time: the end of its last entry is never earlier.
-            elif window.look_at == UNLIMITED:
+            if window.look_at == UNLIMITED:
                 self._due(window.member)
         return self._changed(lease.user_id, windows) if self.parked else ()
 
@@ -385,7 +398,8 @@ class ServiceRates:
         if window is None:
             return
         if window.is_empty:
-            self._drop(member)
+            if not member.startswith(MARK):  # only so many groups have a rate
+                self._drop(member)
             return
         due = self._due_of(member, window)
         if due < window.look_at:
@@ -395,9 +409,9 @@ class ServiceRates:
                 self.due = due
 
     def _drop(self, member: str) -> None:
-        """Forget the window of a member. Without a rate, it is never full if a user's record still has it."""
+        """Forget the window of a member, which is never tight then. The record of a user may still have it."""
         window = self.windows.pop(member)
-        window.take_rate(None)
+        window.kept, window.look_at = False, UNLIMITED
         self.tight.discard(window)
 
     def _due_of(self, member: str, window: Window) -> int:

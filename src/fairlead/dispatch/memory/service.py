@@ -135,7 +135,7 @@ class Service:
         if self.rates is not None:
             self.rates.forget_groups()
         for user in self.users.values():
-            user.levels = ()
+            user.levels, user.windows = (), None
             self.place(user, user.group)
         for entry in waiting:
             self._enqueue(entry)

@@ -126,9 +126,9 @@ def _rate_uses(rates: ServiceRates) -> tuple[RateUse, ...]:
     if rates.pool is not None and rules.pool is not None:
         found.append(_use_of("pool", rules.pool, rates.pool_rate, rates.pool))
     found += [
-        _use_of("group", path, rate, rates.windows[MARK + path])
+        _use_of("group", path, rate, window)
         for path, rate in sorted(rates.members.groups.items())
-        if MARK + path in rates.windows
+        if (window := rates.windows.get(MARK + path)) is not None and not window.is_empty
     ]
     return tuple(use for use in found if use is not None)
 

@@ -102,6 +102,8 @@ class Topology:
                 start_rates(service)
             if service.rates is not None:
                 service.rates.take_pool(window, rules.pool_rates.get(service.rules.pool or ""))
+                for user in service.users.values():
+                    user.windows = None
         self.rated = [service for service in self.services.values() if service.rates is not None]
 
     def clear_pool(self, scope: str) -> None:

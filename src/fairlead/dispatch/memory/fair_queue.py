@@ -15,7 +15,7 @@ grant, changes nothing there: the key in the heap is corrected when it reaches t
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Collection, Container, Sequence
+from collections.abc import Collection, Container, Mapping, Sequence
 from heapq import heapify, heappop, heappush, heapreplace
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -92,11 +92,6 @@ def remove(queue: Queue, entry: Entry) -> None:
         queue.remove(entry)
 
 
-def count_before(queue: Queue, entry: Entry) -> int:
-    """How many entries of the queue sort before this entry. The entry itself need not be in the queue."""
-    return bisect_left(queue, entry) if isinstance(queue, list) else queue.bisect_left(entry)
-
-
 class User:
     """One user of a service, with the user's steps in all bands and lanes."""
 
@@ -120,6 +115,9 @@ class User:
         """The groups that the user is in, from the innermost. Maintained by `Groups`."""
 
 
+NOTHING_BELOW: Mapping[Any, Ranking] = {}
+
+
 class Ranking:
     """The users or groups `ranked`, in a heap by sort keys that are at most as high as the real ones, which are in
     `new` or `tags`. `numbers` has the number of the key that counts for each: others in the heap are older and
@@ -134,16 +132,23 @@ class Ranking:
         self.heap: list[SortKey] = []
         self.numbers: dict[str, int] = {}
 
-    def first(self, parked: Container[str]) -> SortKey | None:
-        """The lowest sort key of those that are not parked."""
-        heap, numbers, new = self.heap, self.numbers, self.new
+    def first(self, parked: Container[str], below: Mapping[Any, Ranking] = NOTHING_BELOW) -> tuple[Any, ...] | None:
+        """The lowest sort key of those that are not parked. If `below` ranks the members of that group, the lowest one
+        among these follows, down to a user."""
+        heap, numbers, ranked, new, tags = self.heap, self.numbers, self.ranked, self.new, self.tags
+        found: tuple[Any, ...] = ()
         while heap:
             sort_key = heap[0]
             number, node = sort_key
-            if node in self.ranked and node not in parked:
-                real = new[node] if node in new else self.tags[node]
+            if node in ranked and node not in parked:
+                real = new[node] if node in new else tags[node]
                 if real == number:
-                    return sort_key
+                    if node not in below:
+                        return found + sort_key if found else sort_key
+                    found += sort_key
+                    level = below[node]
+                    heap, numbers, ranked = level.heap, level.numbers, level.ranked
+                    continue
                 if numbers.get(node) == number:
                     numbers[node] = real
                     heapreplace(heap, (real, node))
@@ -151,6 +156,7 @@ class Ranking:
             elif numbers.get(node) == number:
                 del numbers[node]
             heappop(heap)
+        assert not found  # active groups have active members
         return None
 
     def push(self, node: str) -> None:
@@ -261,16 +267,18 @@ class FairBand(Band):
         self.waiting -= 1
         remove(queue, entry)
         if not queue:
-            del lane.queues[entry[USER]]
+            self._empty(region, entry[USER])
 
     def take(self, region: str | None, user_id: str) -> Entry:
-        queues = self.lanes[region].queues
-        queue = queues[user_id]
+        queue = self.lanes[region].queues[user_id]
         entry: Entry = queue.pop(0)
         self.waiting -= 1
         if not queue:
-            del queues[user_id]
+            self._empty(region, user_id)
         return entry
+
+    def _empty(self, region: str | None, user_id: str) -> None:
+        del self.lanes[region].queues[user_id]
 
     def charge(self, user: User, cost: int) -> int:
         """Charge a grant to the user, and return the charge. `virtual_time` becomes the tag that the user had before,

@@ -21,6 +21,7 @@ from fairlead.domain.groups import UNDECLARED_GROUP, GroupRules, parent_of
 
 if TYPE_CHECKING:
     from fairlead.dispatch.memory.service import Service
+    from fairlead.dispatch.port import Lease
 
 
 class Group:
@@ -100,31 +101,16 @@ class GroupedBand(FairBand):
         if user_id not in self.parked:
             self._raise(user_id, region)
 
-    def leave(self, entry: Entry, region: str | None) -> None:
-        super().leave(entry, region)
-        self._left(entry[USER], region)
-
-    def take(self, region: str | None, user_id: str) -> Entry:
-        entry = super().take(region, user_id)
-        self._left(user_id, region)
-        return entry
-
-    def _left(self, user_id: str, region: str | None) -> None:
-        if user_id not in self.lanes[region].queues and user_id not in self.parked:
+    def _empty(self, region: str | None, user_id: str) -> None:
+        super()._empty(region, user_id)
+        if user_id not in self.parked:
             self._lower(user_id, region, self.parents.get(user_id))
 
     def head(self, region: str | None, parked: set[str]) -> tuple[Any, ...] | None:
         """The sort keys from the first node of the lane down to a user, one after the other."""
         levels = self.active.get(region)
-        level = None if levels is None else levels.get(None)
-        if levels is None or level is None:
-            return None
-        found: tuple[Any, ...] | None = level.first(())
-        while found is not None and (level := levels.get(found[-1])) is not None:  # None if it is a user
-            first = level.first(())
-            assert first is not None  # active groups have active members
-            found += first
-        return found
+        top = None if levels is None else levels.get(None)
+        return None if levels is None or top is None else top.first((), levels)
 
     # -- active nodes --------------------------------------------------------------------------------------------
 
@@ -184,21 +170,40 @@ class GroupedBand(FairBand):
         return self.virtual_time if parent is None else self.times.get(parent, 0)
 
     def charge(self, user: User, cost: int) -> int:
-        """Charge a grant to the user and to every group that the user is in. Returns the charge of the user."""
+        """Charge a grant to the user and to every group that the user is in, and count it in the groups. Returns the
+        charge of the user."""
         self.charged = node = user.user_id
-        tags, new = self.tags, self.new
-        charged = of_node = charge(cost, user.weight)
+        tags, new, weight = self.tags, self.new, user.weight
+        charged = of_node = charge(cost, weight)
         for group in user.levels:
-            tag = tags[node]
+            tag, outer = tags[node], group.id
             if not new or new.pop(node, None) is None:
-                self.times[group.id] = tag
+                self.times[outer] = tag
             tags[node] = tag + of_node
-            node, of_node = group.id, charge(cost, group.weight)
+            node, of_node = outer, charged if group.weight == weight else charge(cost, group.weight)
+            group.running += 1
         tag = tags[node]
         if not new or new.pop(node, None) is None:
             self.virtual_time = tag
         tags[node] = tag + of_node
         return charged
+
+    def settle_groups(self, levels: tuple[Group, ...], lease: Lease, estimate: int, used: int | None, own: int) -> None:
+        """Correct the charges of a user's groups to the slot time that a call used; None if nothing ran. `own` is the
+        difference for the user. The caller then calls `park_or_unpark`."""
+        tags, new = self.tags, self.new
+        for group in levels:
+            group.running -= 1
+            node, weight, difference = group.id, group.weight, own
+            if weight != lease.weight or not estimate:  # a restored lease was not charged
+                before = charge(estimate, weight) if estimate else 0
+                difference = (0 if used is None else charge(used, weight)) - before
+            if difference > 0 and new:
+                new.pop(node, None)
+            if difference:
+                tags[node] = tags.get(node, 0) + difference
+            if difference < 0:
+                self._fell(node)
 
     def _enter(self, user_id: str) -> None:
         tag, time = self.tags.get(user_id), self.time(self.parents.get(user_id))
@@ -269,6 +274,8 @@ class Groups:
     def __init__(self, service: Service) -> None:
         self.service = service
         self.by_id: dict[str, Group] = {}
+        self.limited = False
+        """Whether a group has a limit, or had one."""
         self.parents: dict[str, str] = {}
         """The group of every user and team that is in one."""
         self.bands = [GroupedBand(self.parents, service.parked, self.by_id) for _ in service.bands]
@@ -317,7 +324,8 @@ class Groups:
         if group_id in self.by_id:
             return
         path = group_id.removeprefix(MARK)
-        self.by_id[group_id] = Group(path, self.service.group_rules.get(path, UNDECLARED_GROUP))
+        group = self.by_id[group_id] = Group(path, self.service.group_rules.get(path, UNDECLARED_GROUP))
+        self.limited = self.limited or group.limit is not None
         outer = parent_of(path)
         if outer is not None:
             self._create(MARK + outer)
@@ -326,22 +334,16 @@ class Groups:
 
     # -- limits --------------------------------------------------------------------------------------------------
 
-    def granted(self, user: User) -> None:
+    def resumed(self, user: User) -> None:
         for group in user.levels:
             group.running += 1
+        self.granted(user)
+
+    def granted(self, user: User) -> None:
+        """Park the groups of a user that a grant has brought to their limit."""
+        for group in user.levels:
             if group.limit is not None:
                 self._park_or_unpark(group)
-
-    def released(self, user: User, band: int, estimate: int, real: int | None) -> None:
-        """Settle the charges of the user's groups to the slot time that a call used; `real` is None if nothing ran.
-        The caller then calls `park_or_unpark`."""
-        queue = self.bands[band]
-        for group in user.levels:
-            group.running -= 1
-            weight = group.weight
-            used = 0 if real is None else charge(real, weight)
-            if difference := used - (charge(estimate, weight) if estimate else 0):
-                queue.settle(group.id, difference)
 
     def park_or_unpark(self, user: User) -> None:
         """Park the groups of a user that are at their limit, and unpark those that are below."""
@@ -374,6 +376,7 @@ class Groups:
     def take_rules(self, rules: Mapping[str, GroupRules]) -> None:
         for _, group in sorted(self.by_id.items()):  # sorted: the order in which groups enter a band matters
             group.take_rules(rules.get(group.path, UNDECLARED_GROUP))
+            self.limited = self.limited or group.limit is not None
             self._park_or_unpark(group)
 
     # -- idle groups ---------------------------------------------------------------------------------------------

@@ -8,9 +8,10 @@ of a newcomer starts at the newcomer's sort key instead, before all virtual time
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 
-from fairlead.dispatch.memory.fair_queue import COST, JOB, KEY, USER, Entry, FairBand, Lane, count_before
+from fairlead.dispatch.memory.fair_queue import COST, JOB, KEY, USER, Entry, FairBand, Lane, Queue
 from fairlead.dispatch.memory.group_positions import ahead_in_groups
 from fairlead.dispatch.memory.groups import GroupedBand
 from fairlead.dispatch.memory.rated_service import group_rate_waits, rate_waits
@@ -224,7 +225,7 @@ def _fifo_ahead(
             before = lane.keys.bisect_left(entry[KEY])
             count += before
             work += before * _fifo_mean(service, lane, entry if lane is own_lane else None)
-        own = sum(count_before(lane.queues[entry[USER]], entry) for lane in lanes if entry[USER] in lane.queues)
+        own = sum(_count_before(lane.queues[entry[USER]], entry) for lane in lanes if entry[USER] in lane.queues)
         yield Ahead(entry[JOB], count, work, own)
 
 
@@ -288,7 +289,7 @@ def _sum_of(service: Service, lanes: list[Lane]) -> tuple[int, int]:
 def _mark(service: Service, band: FairBand, lanes: list[Lane], entry: Entry) -> Mark:
     user_id = entry[USER]
     queues = [lane.queues[user_id] for lane in lanes if user_id in lane.queues]
-    index = sum(count_before(queue, entry) for queue in queues)
+    index = sum(_count_before(queue, entry) for queue in queues)
     if index == 0 and user_id in band.new:
         return Mark(band.new[user_id], user_id, entry[JOB], 0)
     _, _, _, step_charge = _of_user(service, user_id, lanes)
@@ -318,3 +319,8 @@ def _of_user(service: Service, user_id: str, lanes: list[Lane]) -> Waiting:
     plain = service.costs.expected if user.mean is None else user.mean
     estimate = service.costs.mean_estimate(plain, steps, stated, cost)
     return user_id, steps, estimate, charge(estimate, user.weight)
+
+
+def _count_before(queue: Queue, entry: Entry) -> int:
+    """How many entries of the queue sort before this entry. The entry itself need not be in the queue."""
+    return bisect_left(queue, entry) if isinstance(queue, list) else queue.bisect_left(entry)

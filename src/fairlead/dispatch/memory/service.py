@@ -323,7 +323,7 @@ class Service:
         user.running += 1
         if self.rules.user_limit is not None:
             self.park_or_unpark(user)
-        if user.levels and self.groups is not None:
+        if self.groups is not None and self.groups.limited:
             self.groups.granted(user)
         for idle in band.overtaken():
             self.forget_if_idle(idle)
@@ -362,7 +362,7 @@ class Service:
         charged = 0 if used is None else charge(used, lease.weight)
         self.bands[lease.band].settle(lease.user_id, charged - lease.charged)
         if user.levels and self.groups is not None:
-            self.groups.released(user, lease.band, estimate, used)
+            self.groups.bands[lease.band].settle_groups(user.levels, lease, estimate, used, charged - lease.charged)
         if self.pool is not None and self.rules.in_pool(lease.region):
             self.pool.settle(lease.band, self.name, estimate, real)
         first, band = self.next, self.bands[lease.band]
@@ -403,7 +403,7 @@ class Service:
         user.running += 1
         self.park_or_unpark(user)
         if self.groups is not None:
-            self.groups.granted(user)
+            self.groups.resumed(user)
         cost = None if lease.cost is None else micros(lease.cost)
         held = None if self.rates is None else self.rates.granted(user, lease.region, cost, plan)
         self.keep(lease, 0, None, held)

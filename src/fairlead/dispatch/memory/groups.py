@@ -246,11 +246,13 @@ class GroupedBand(FairBand):
             return ()
         nodes: list[str] = []
         node: str | None = self.charged
+        parents, idles = self.parents, self.idles
         while node is not None:
-            node = self.parents.get(node)
-            idle, time = self.idles.get(node), self.time(node)
-            while idle and idle[0][0] <= time:
-                nodes.append(self._pop(idle))
+            node = parents.get(node)
+            idle = idles.get(node)
+            if idle and idle[0][0] <= (time := self.time(node)):
+                while idle and idle[0][0] <= time:
+                    nodes.append(self._pop(idle))
         return nodes
 
     def pop_idle(self, beside: str) -> str:

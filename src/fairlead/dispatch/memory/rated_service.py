@@ -49,7 +49,8 @@ def rated_pick(service: Service, rates: ServiceRates, bands: tuple[int, ...]) ->
         band = service.bands[number]
         if band.waiting and (head := rated_head(service, band, None)) is not None:
             pick = (number, None, head[-1], None)
-            return pick if fits(service, pick) else None
+            has_room = rates.pool is None and rates.own not in rates.tight
+            return pick if has_room or fits(service, pick) else None
     return None
 
 
@@ -57,8 +58,11 @@ def rated_head(service: Service, band: FairBand | FifoBand, lane: str | None) ->
     """The user that is next in a lane. Parks users and groups at their own rate."""
     rates = service.rates
     while (head := band.head(lane, service.parked)) is not None and rates is not None and rates.tight:
+        user = service.users[head[-1]]
+        if user.window not in rates.tight and not rates.group_rates:
+            break
         cost = band.lanes[lane].queues[head[-1]][0][COST]
-        full = _full_member(rates, service.users[head[-1]], rates.units_of(cost))
+        full = _full_member(rates, user, rates.units_of(cost))
         if full is None:
             break
         _park(service, full, cost)
@@ -67,7 +71,7 @@ def rated_head(service: Service, band: FairBand | FifoBand, lane: str | None) ->
 
 def _full_member(rates: ServiceRates, user: User, units: int) -> str | None:
     """The user, or the first of its groups, whose rate keeps a step of this many units from being granted."""
-    if not rates.allows(user.window, units):
+    if user.window in rates.tight and not rates.allows(user.window, units):
         return user.user_id
     if rates.group_rates and user.levels:
         for group in user.levels[0].rated or rates.rated_groups(user):

@@ -287,7 +287,7 @@ class Service:
         rules, rates = self.rules, self.rates
         if not self.scope.open or rules.paused or len(self.leases) + len(self.holds) >= rules.limit:
             return None
-        if rates is not None and rates.tight and rates.is_full():
+        if rates is not None and rates.own in rates.tight and rates.is_full():
             return None
         if pool_full and rules.pooled_regions is None:
             return None

@@ -145,7 +145,7 @@ if scope.pool_limit then
   end
   call('HSET', WORKERS, 's:' .. worker_name, ARGV[11] == '-' and 0 or math.max(0, room - count))
   reply[5] = pack({ state.reserved, state.reserved_for })
-elseif single and (single.regional or admits or rates and rates.may_overtake(single, worker.bands)) then
+elseif single and (room == 1 or single.regional or admits or rates and rates.may_overtake(single, worker.bands)) then
   -- Step by step, because each grant may change which step is next.
   while count < room do
     local chosen = pick(single, worker.bands, worker.regions, nil, worker.unserved)

@@ -90,9 +90,12 @@ local function issue(service, job, step, run, user, estimate, charged, band, reg
   if group then
     stored = pack(job, step, run, user_id, worker_name, now, region, charged, weight, band, estimate, expires,
       mask, units, false, cost or false, group)
-  elseif mask or cost then
+  elseif cost then
     stored = pack(job, step, run, user_id, worker_name, now, region, charged, weight, band, estimate, expires,
-      mask or false, units or false, false, cost or false)
+      mask or false, units or false, false, cost)
+  elseif mask then
+    stored = pack(job, step, run, user_id, worker_name, now, region, charged, weight, band, estimate, expires,
+      mask, units)
   else
     stored = pack(job, step, run, user_id, worker_name, now, region, charged, weight, band, estimate, expires)
   end

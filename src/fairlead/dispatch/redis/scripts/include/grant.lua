@@ -65,7 +65,8 @@ end
 
 -- `stored` are the packed values: job, step, run, user, worker, granted, region or false, charge, weight, band,
 -- estimate, expires; and if rates count the call or it stated its cost: the mask of its windows or false, its units, when
--- it was sent or false, and its cost or false; and if rates of groups count it, the path of the innermost of these.
+-- it was sent or false, and its cost or false; and if rates of groups count it, the path of the innermost of these. The
+-- last ones may be absent if they are false.
 local function keep_lease(service, name, region, stored)
   service.leased = service.leased + 1
   if region then
@@ -155,6 +156,8 @@ local function pool_granted(band, service, region, estimate)
   tags[name] = start + charge(estimate, 1)
 end
 
+local released_in_groups, settled
+
 -- End a lease with these stored values: its charge is settled to what it actually used, or refunded. Returns its job.
 -- `mark` is the outcome of its call: `0` unknown, `1` nothing ran, `2` succeeded, `3` failed. `reported` are the units
 -- that the call used, in millionths, or nil; `sent` the µs, at most, from its grant until it was sent, or nil.
@@ -175,7 +178,12 @@ local function release_one(
   local used, real, base = 0, nil, nil
   if mark ~= '1' then
     real = now > granted and now - granted or 0
-    base = (cost or reported) and of_costs().settled(service, real, cost, reported, region) or real
+    if cost or reported then
+      settled = settled or of_costs().settled
+      base = settled(service, real, cost, reported, region)
+    else
+      base = real
+    end
     used = charge(base, weight)
     user[MEAN] = smoothed(user[MEAN], real)
     average(service, real)
@@ -192,7 +200,9 @@ local function release_one(
     tags[service.name] = (tags[service.name] or 0) + (real and charge(real, 1) or 0) - charge(estimate, 1)
   end
   if user[LANES] == '@' then
-    scope.groups().released(service, user, band, estimate, base)
+    released_in_groups = released_in_groups or scope.groups().released
+    released_in_groups(service, user, band, estimate, base, charged > 0 and estimate > 0 and weight,
+      used - charged)
   else
     park_or_unpark(service, user)
   end
@@ -245,6 +255,9 @@ local function release(service, mark, reported, lease_names, sent)
   end
   if count > 0 then
     touch(service)
+    if rates then
+      rates.count_ended()
+    end
     call_many('HDEL', service.keys.leases, gone)
     record_ended(jobs, gone)
   end

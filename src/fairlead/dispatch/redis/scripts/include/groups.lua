@@ -169,10 +169,10 @@ local function charge_groups(service, user, band, estimate)
 end
 
 -- Settle the charges of the user's groups to the slot time that a call used (nil: nothing ran), and park or unpark the
--- user and its groups.
-local function released(service, user, band, estimate, real)
+-- user and its groups. `difference` is that between what such a call is charged at this weight
+-- (false: unknown), and what it was.
+local function released(service, user, band, estimate, real, weight, difference)
   local id, users, limited = not service.fifo and user[GROUP], service.users, false
-  local weight, difference = nil, nil
   while id do
     local group = users[id] or read_user(service, id) or error('the group of a user is not stored')
     if group[WEIGHT] ~= weight then
@@ -192,7 +192,9 @@ local function released(service, user, band, estimate, real)
     limited = limited or group[PARKED] or group[LANES + 1] > 0
     id = group[GROUP]
   end
-  park_or_unpark(service, user)
+  if service.user_limit or user[PARKED] then
+    park_or_unpark(service, user)
+  end
   if limited then
     park_or_unpark_groups(service, user)
   end

@@ -28,8 +28,9 @@ end
 local function sort_again(level)
   local nodes, sort_keys, first = level.again, level.again_keys, level.first
   for at = level.sorted + 1, level.last do
-    local node, sort_key, low, high = nodes[at], sort_keys[at], first, at
-    if at > first and sorts_before(sort_key, node[ID], sort_keys[at - 1], nodes[at - 1][ID]) then
+    local sort_key, previous = sort_keys[at], at > first and sort_keys[at - 1]
+    if previous and sort_key <= previous and sorts_before(sort_key, nodes[at][ID], previous, nodes[at - 1][ID]) then
+      local node, low, high = nodes[at], first, at
       while low < high do
         local middle = floor((low + high) / 2)
         if sorts_before(sort_keys[middle], nodes[middle][ID], sort_key, node[ID]) then
@@ -102,16 +103,40 @@ local function next_of(service, level)
   return returning
 end
 
+-- Read the heads within all groups of a level, as many as each is expected to need, and their records with one command.
+local function open_groups(service, level, lane, levels)
+  local members = {}
+  for _, id in ipairs(level.ids) do
+    if byte(id) == 1 and not levels[id] then
+      local prefix = 'g' .. sub(id, 2) .. '\0' .. lane
+      local first = call('ZRANGEBYLEX', service.keys.heads, '[' .. prefix .. '\0', '(' .. prefix .. '\1', 'LIMIT', '0',
+        level.each)
+      levels[id] = new_level(prefix, level.each, first[1] and first or error('a group has no member in the heads'))
+      for _, member in ipairs(levels[id].ids) do
+        members[#members + 1] = member
+      end
+    end
+  end
+  read_users(service, members)
+  if rates and (rates.by_user or byte(members[1]) == 1) then
+    rates.read_members(service, members)
+  end
+end
+
 -- The user's next queued step, and the one after it if needed, as members of the queue. `ahead` caches steps read
 -- earlier. Each read fetches as many steps as the user gets if all users get the same number.
 local function next_steps(service, lane, user, waiting, each, ahead)
-  local mine, at = ahead[user], ahead.at[user]
+  local mine, at = ahead[user], 1
+  if mine then
+    at = ahead.at[user]
+  end
   if not mine or not mine[at] or (service.fifo and waiting > 1 and not mine[at + 1]) then
-    local queue = '[' .. lane .. '\0' .. format('%04x', #user[ID]) .. user[ID]
+    local id = user[ID]
+    local queue = lane .. '\0' .. format('%04x', #id) .. id
     -- Open-ended: the user has this many steps, so another user's follow only if one was lost.
-    mine, at = call('ZRANGEBYLEX', service.keys.line, queue, '+', 'LIMIT', user[TAKEN] > 0 and user[TAKEN] or '0',
+    mine, at = call('ZRANGEBYLEX', service.keys.line, '[' .. queue, '+', 'LIMIT', user[TAKEN] > 0 and user[TAKEN] or '0',
       waiting < each and waiting or each), 1
-    if sub(mine[#mine] or '', 1, #queue - 1) ~= sub(queue, 2) then
+    if sub(mine[#mine] or '', 1, #queue) ~= queue then
       error('a step of a user is not in the queue')
     end
   end
@@ -124,43 +149,52 @@ end
 -- Count a step of this user as taken, and charge it to the user and its groups, the first `count` of the path from the
 -- outermost. Returns the user's charge.
 local function take_first(service, band, lane, at, user, estimate, path, count)
-  local charged, times = 0, band < 2 and GROUP_TIMES + band or GROUP_TIMES + 1 + band
-  local weight, cost = nil, nil
+  local charged = 0
   user[TAKEN], user[at + 1] = user[TAKEN] + 1, user[at + 1] - 1
-  user[WAITING], user[RUNNING] = user[WAITING] - 1, user[RUNNING] + 1
-  for i = service.fifo and 0 or count + 1, 1, -1 do
-    local node = i > count and user or path[i]
-    local tag = node[TAG + band]
-    if node[WEIGHT] ~= weight then
-      weight = node[WEIGHT]
-      cost = charge(estimate, weight)
+  user[WAITING], user[RUNNING], user[CHANGED] = user[WAITING] - 1, user[RUNNING] + 1, true
+  if not service.fifo then
+    local weight, tag = user[WEIGHT], user[TAG + band]
+    local times, cost = band < 2 and GROUP_TIMES + band or GROUP_TIMES + 1 + band, charge(estimate, weight)
+    charged = cost
+    if user[NEW + band] then
+      user[NEW + band], tag = false, nil
     end
-    if node[NEW + band] then
-      node[NEW + band] = false
-    elseif i > 1 then
-      local group = path[i - 1]
-      if tag < group[times] then
-        drop_overtaken(service, band, group) -- now, because the time of the group goes back
+    user[TAG + band] = user[TAG + band] + cost
+    for i = count, 1, -1 do
+      local group = path[i]
+      if tag then
+        if tag < group[times] then
+          drop_overtaken(service, band, group) -- now, because the time of the group goes back
+        end
+        group[times] = tag
       end
-      group[times] = tag
-    else
+      if group[WEIGHT] ~= weight then
+        weight = group[WEIGHT]
+        cost = charge(estimate, weight)
+      end
+      tag = group[TAG + band]
+      group[TAG + band] = tag + cost
+      if group[NEW + band] then
+        group[NEW + band], tag = false, nil
+      end
+      group[RUNNING] = group[RUNNING] + 1
+      if not group[STALE] then
+        mark_stale(service, group)
+      end
+    end
+    if tag then
       service.vt[band] = tag
     end
-    node[TAG + band] = tag + cost
-    if i > count then
-      charged = cost
-    else
-      node[RUNNING] = node[RUNNING] + 1
-      if not node[STALE] then
-        mark_stale(service, node)
-      end
-    end
   end
-  mark_stale(service, user)
+  if not user[STALE] then
+    mark_stale(service, user)
+  end
   if count > 0 and user[at + 1] == 0 then
     scope.groups().lower(service, user, lane)
   end
-  park_or_unpark(service, user)
+  if service.user_limit or user[PARKED] then
+    park_or_unpark(service, user)
+  end
   for i = count, 1, -1 do
     local limit = path[i][LANES + 1]
     if limit > 0 and path[i][RUNNING] >= limit then
@@ -172,11 +206,12 @@ end
 
 -- Returns the number of granted steps, and whether a rate keeps the next one from being granted.
 local function take_in_band(service, band, heads, room, issue)
-  local lane, parks, read_first = UNBOUND[band], false, service.stored_costs and costs_of(service)[STATED] > 0
-  local plans = nil
-  if rates then
+  local lane, fifo, users = UNBOUND[band], service.fifo, service.users
+  local parks, read_first, plans = false, service.stored_costs and costs_of(service)[STATED] > 0, nil
+  local take_rated = rates and service.rates and rates.take
+  if take_rated then
     local needs_entries
-    parks, needs_entries = rates.holds(service)
+    parks, needs_entries = rates.begin(service)
     read_first, plans = read_first or needs_entries, rates.state.q
   end
   local root, levels, path, ahead, full = new_level(lane, room, heads), NONE, {}, { at = {} }, false
@@ -187,58 +222,55 @@ local function take_in_band(service, band, heads, room, issue)
   end
   local members, jobs, takers, estimates, charges, count = {}, {}, {}, {}, {}, 0
   local entries, masks, units, groups = NONE, NONE, NONE, NONE
-  if rates then
+  if take_rated then
     masks, units, groups = {}, {}, {}
   end
   if read_first then
     entries = {}
   end
   while count < room do
-    local level, depth, user = root, 1, next_of(service, root)
+    local level, depth, user = root, 0, nil
+    repeat
+      local head_at = level.at
+      local id = level.ids[head_at]
+      if id and level.sort_keys[head_at] < level.least then
+        level.at = head_at + 1
+        user = users[id] or error('a user or group in the heads is not stored')
+      else
+        user = next_of(service, level)
+      end
+      local group = user and user[MEMBER_LANES] == '#'
+      if group then
+        depth = depth + 1
+        path[depth] = user
+        path[-depth] = level
+        id = user[ID]
+        if not levels[id] then
+          levels = levels == NONE and {} or levels
+          open_groups(service, level, lane, levels)
+        end
+        level = levels[id]
+      end
+    until not group
     if not user then
+      if depth > 0 then
+        error('a member of a group is not in the heads')
+      end
       break
     end
-    while byte(user[ID]) == 1 do
-      -- Descend into a group. The first time, read the heads within all groups of the level, as many as each is
-      -- expected to need, and their records with one command.
-      path[depth] = user
-      path[-depth] = level
-      depth = depth + 1
-      if not levels[user[ID]] then
-        local members_of_all = {}
-        levels = levels == NONE and {} or levels
-        for _, id in ipairs(level.ids) do
-          if byte(id) == 1 and not levels[id] then
-            local prefix = 'g' .. sub(id, 2) .. '\0' .. lane
-            local first = call('ZRANGEBYLEX', service.keys.heads, '[' .. prefix .. '\0', '(' .. prefix .. '\1', 'LIMIT',
-              '0', level.each)
-            levels[id] = new_level(prefix, level.each, first[1] and first or error('a group has no member in the heads'))
-            for _, member in ipairs(levels[id].ids) do
-              members_of_all[#members_of_all + 1] = member
-            end
-          end
-        end
-        read_users(service, members_of_all)
-        if rates and (rates.by_user or byte(members_of_all[1]) == 1) then
-          rates.read_members(service, members_of_all)
-        end
-      end
-      level = levels[user[ID]]
-      user = next_of(service, level) or error('a member of a group is not in the heads')
-    end
     local at = user[LANES] == lane and LANES or user[MEMBER_LANES] == lane and MEMBER_LANES or lane_at(user, lane)
-    local each = level.each + (service.fifo and 1 or 0)
-    local member, following = next_steps(service, lane, user, user[at + 1], each, ahead)
+    local each = level.each
+    local member, following = next_steps(service, lane, user, user[at + 1], fifo and each + 1 or each, ahead)
     local job_at = #lane + #user[ID] + 23
-    local job, cost, plan = sub(member, job_at), nil, nil
-    local entry = read_first and call('HGET', ENTRIES, job)
-    if entry then
+    local job, entry, cost, plan = sub(member, job_at), nil, nil, nil
+    if read_first then
+      entry = call('HGET', ENTRIES, job)
       local _, _, _, _, _, _, _, _, stated = cmsgpack.unpack_limit(entry, 8, 0)
       cost, plan = stated, plans and select(16, unpack_of(entry)) or nil
     end
     local mask, reserved, path_of_rate = 0, nil, nil
-    if rates then
-      mask, reserved, path_of_rate = rates.take(service, user, cost, plan)
+    if take_rated then
+      mask, reserved, path_of_rate = take_rated(service, user, cost, plan)
     end
     if mask == nil then
       full = true
@@ -251,12 +283,15 @@ local function take_in_band(service, band, heads, room, issue)
       left_out = false
     else
       count = count + 1
-      members[count], jobs[count], takers[count] = member, job, user
-      if entry then
+      members[count] = member
+      jobs[count] = job
+      takers[count] = user
+      local estimate = cost and estimate_of(service, user, cost) or user[MEAN] or service.mean or service.cost
+      estimates[count] = estimate
+      charges[count] = take_first(service, band, lane, at, user, estimate, path, depth)
+      if read_first then
         entries[count] = entry
       end
-      estimates[count] = estimate_of(service, user, cost)
-      charges[count] = take_first(service, band, lane, at, user, estimates[count], path, depth - 1)
       if mask > 0 then
         masks[count] = mask
         units[count] = reserved
@@ -265,13 +300,19 @@ local function take_in_band(service, band, heads, room, issue)
     end
     -- Put the user and its groups back. One with as many others ahead of it as there are grants left gets no further one.
     local node, left = user, room - count - 1
-    repeat
+    while true do
       if node[at + 1] > 0 and not node[PARKED] then
-        local sort_key = service.fifo and tonumber(sub(following, job_at - 16, job_at - 1))
+        local sort_key = fifo and tonumber(sub(following, job_at - 16, job_at - 1))
           or node[NEW + band] or node[TAG + band] + MIDDLE
         local last = left_out and level.sort_keys[level.at + left]
         if not (last and last < sort_key) then
-          reinsert(level, node, sort_key)
+          local n = level.last + 1 -- as `reinsert`
+          level.last = n
+          level.again[n] = node
+          level.again_keys[n] = sort_key
+          if sort_key < level.least then
+            level.least = sort_key
+          end
         elseif parks then
           local n = #left_out
           left_out[n + 1] = level
@@ -279,24 +320,29 @@ local function take_in_band(service, band, heads, room, issue)
           left_out[n + 3] = sort_key
         end
       end
-      depth = depth - 1
-      if depth > 0 then
-        node, level = path[depth], path[-depth]
-        at = node[GROUP_LANES] == lane and GROUP_LANES or lane_at(node, lane)
+      if depth == 0 then
+        break
       end
-    until depth == 0
+      node, level = path[depth], path[-depth]
+      at = node[GROUP_LANES] == lane and GROUP_LANES or lane_at(node, lane)
+      depth = depth - 1
+    end
   end
-  local seqs = {}
+  if take_rated then
+    rates.finish()
+  end
+  local seqs, count_costs = {}, nil
   entries = read_first and entries or read_many(ENTRIES, jobs)
   for i = 1, count do
     local user, seq, _, _, offered, _, step, run, cost = takers[i], unpack_of(entries[i])
     user[TAKEN] = 0
     service.waiting[offered] = service.waiting[offered] - 1
-    if service.fifo then
+    if fifo then
       seqs[i] = lane .. '\0' .. sortable(seq) .. jobs[i]
     end
     if cost then
-      of_costs().count(service, lane, user[ID], -1, -cost)
+      count_costs = count_costs or of_costs().count
+      count_costs(service, lane, user[ID], -1, -cost)
     end
     issue(service, jobs[i], step, run, user, estimates[i], charges[i], band, false, cost, nil,
       masks[i] or false, units[i], groups[i])
@@ -304,11 +350,11 @@ local function take_in_band(service, band, heads, room, issue)
   call_many('ZREM', service.keys.line, members)
   call_many('HDEL', ENTRIES, jobs)
   call_many('ZREM', service.keys.seqs, seqs)
-  if count > 0 and not service.fifo then
+  if count > 0 and not fifo then
     if next(levels) and call('EXISTS', service.keys.idle) == 1 then
       for id, level in pairs(levels) do
         if level.at > 1 then
-          drop_overtaken(service, band, service.users[id])
+          drop_overtaken(service, band, users[id])
         end
       end
     end

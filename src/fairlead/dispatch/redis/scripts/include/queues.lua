@@ -404,7 +404,8 @@ local function estimate_of(service, user, cost, region)
     local costs = service.costs or costs_of(service)
     local at = region and of_costs().ratio_at(costs, region) or PER_COST
     if costs[at] > 0 then
-      return of_costs().scaled(costs, at, cost, 1)
+      local amount = cost * costs[at + 1] / costs[at + 2] -- as `scaled`
+      return amount < LONGEST and amount - amount % 1 or LONGEST
     elseif costs[IN_SECONDS] then
       return cost
     end

@@ -92,6 +92,11 @@ if scope.rates then
       and (most == MIDDLE or used < most and (used + units <= most or used == 0))
   end
 
+  local function units_fit(window, units)
+    local most, used = window[W_UNITS], window[W_USED_UNITS]
+    return used < most and (used + units <= most or used == 0)
+  end
+
   -- The time at which such a request fits: 0 if it does now, nil if that depends on calls that have not been sent.
   local function window_due(window, units)
     if window_fits(window, units) then
@@ -194,6 +199,18 @@ if scope.rates then
     return over > 0 or packed or rested
   end
 
+  -- The end of the entry in which a call counts that ended now, and was sent by `sent_at` if that is known.
+  local ends_by_per = {}
+  local function end_of(per, sent_at)
+    local ends = not sent_at and ends_by_per[per]
+    if not ends then
+      ends = per + (sent_at and math.min(now, sent_at + math.min(1000000, floor(per / 40))) or now)
+      ends = ends + -ends % floor(per / 100)
+      ends_by_per[per] = not sent_at and ends or nil
+    end
+    return ends
+  end
+
   local function window_ended(window, units, used, sent_at, reported)
     if (window[W_OLDER] and window[W_NEXT] or window[W_FIRST] or MIDDLE) <= now then
       window_advance(window) -- a later end of the last entry puts off the next look at a member's window
@@ -203,8 +220,7 @@ if scope.rates then
       subtract_units(window, rounded(window, sent_at + margin(window) + window[W_PER]), units - left)
     else
       local per, last, open = window[W_PER], #window - 2, window[W_OPEN]
-      local ends = per + (sent_at and math.min(now, sent_at + margin(window)) or now)
-      ends = ends + -ends % ((per - per % 100) / 100)
+      local ends = not sent_at and ends_by_per[per] or end_of(per, sent_at)
       local after = last < W_FIRST or window[last] < ends
       if open > 0 and units <= window[W_OPEN_UNITS] and ends > now and (after or window[last] == ends) then
         -- As `close` and `add`, but without calls: the grant moves to the last entry, or to a new one.
@@ -229,6 +245,51 @@ if scope.rates then
     end
     if used and used > units then
       add(window, now, 0, used - units)
+    end
+  end
+
+  -- Calls that ended and have not been counted yet, all in one window and, if they add to it, with the same end: their
+  -- number, the units that they had reserved, that they are counted with, and that they used beyond.
+  local late_window, late_ends, late_count, late_units, late_left, late_more = false, 0, 0, 0, 0, 0
+
+  local function count_late()
+    local window, requests, units = late_window, late_count, late_units
+    if not window then
+      return
+    end
+    late_window, late_count, late_units = false, 0, 0
+    if (window[W_OLDER] and window[W_NEXT] or window[W_FIRST] or MIDDLE) <= now then
+      window_advance(window)
+    end
+    -- The numbers may be smaller than expected, as in `close`.
+    local open, reserved = math.min(requests, window[W_OPEN]), math.min(units, window[W_OPEN_UNITS])
+    window[W_OPEN], window[W_OPEN_UNITS] = window[W_OPEN] - open, window[W_OPEN_UNITS] - reserved
+    window[W_USED], window[W_USED_UNITS] = window[W_USED] - open, window[W_USED_UNITS] - reserved
+    if late_ends > now then -- otherwise they were sent so long ago that they are over
+      add(window, late_ends - window[W_PER], requests, late_left)
+    end
+    if late_more > 0 then
+      add(window, now, 0, late_more)
+    end
+    late_left, late_more = 0, 0
+  end
+
+  -- As `window_ended` without a report, but many calls at once. The caller calls `count_late` at the end.
+  local function ended_late(window, units, used, sent_at)
+    local per = window[W_PER]
+    local ends = not sent_at and ends_by_per[per] or end_of(per, sent_at)
+    if window ~= late_window or ends ~= late_ends then
+      count_late()
+      late_window, late_ends = window, ends
+    end
+    late_count, late_units = late_count + 1, late_units + units
+    if used and used < units then
+      late_left = late_left + used
+    else
+      late_left = late_left + units
+      if used and used > units then
+        late_more = late_more + used - units
+      end
     end
   end
 
@@ -571,6 +632,11 @@ if scope.rates then
     end
   end
 
+  -- Of the service whose steps are taken, from `begin` to `finish`: its window, the units used in it and their limit, 1 if
+  -- it limits anything, the number and units of the steps taken, its users' rate, the mean units of a call, and whether a
+  -- rate limits units.
+  local own, own_used, own_most, own_mask, opened, opened_units, rate_of_users, mean_units, with_units
+
   rates = {
     take_rate = take_rate, new_window = new_window, rates_of = rates_of,
     user_window = user_window, read_members = read_windows, state = state,
@@ -586,11 +652,23 @@ if scope.rates then
 
     by_user = by_user,
 
-    -- Whether the rates of the service may park a user or a group; and whether `take` depends on more of a step than its
-    -- user.
-    holds = function(service)
+    -- Before `take`, for a service with rates. Returns whether these may park a user or a group; and whether `take`
+    -- depends on more of a step than its user.
+    begin = function(service)
       local of = service.rates
-      return of and (of.u or state.q or state.g) and true or false, of and (state.q or counts_units(of))
+      own, rate_of_users, mean_units, with_units = of.o, of.u, of.m or 0, counts_units(of)
+      own_used, own_most, opened, opened_units = own[W_USED_UNITS], own[W_UNITS], 0, 0
+      own_mask = (own[W_REQUESTS] < MIDDLE or own_most < MIDDLE) and 1 or 0
+      return (of.u or state.q or state.g) and true or false, state.q or with_units
+    end,
+
+    -- After `take`: count the grants in the window of the service.
+    finish = function()
+      if own_mask == 1 and opened > 0 then
+        pack_now = true
+        own[W_OPEN], own[W_USED] = own[W_OPEN] + opened, own[W_USED] + opened
+        own[W_OPEN_UNITS], own[W_USED_UNITS] = own[W_OPEN_UNITS] + opened_units, own[W_USED_UNITS] + opened_units
+      end
     end,
 
     -- Whether a claim that leaves out some bands or regions could overtake a step that the rate of the service or its pool
@@ -600,50 +678,47 @@ if scope.rates then
       return of and (regions or not service.fifo and #bands < 4) and (state.p or of.o[W_UNITS] < MIDDLE)
     end,
 
-    -- Count the grant of a user's next step, in a scope without regions and pool, if the rates allow it now. The caller
-    -- takes no more steps than `room`. Returns as `granted`, with mask 0 if no window counts it; nil if the units of the
+    -- Count the grant of a user's next step, in a scope without regions and pool, if the rates allow it now: for the
+    -- service, by `finish`. The caller takes no more steps than `room`. Returns as `granted`, with mask 0 if no window counts it; nil if the units of the
     -- service keep it from being granted; false if the rate of the user or one of its groups does, which is then parked.
     take = function(service, user, cost, plan)
-      local of = service.rates
-      if not of then
-        return 0
-      end
-      local own, units, mask, groups, found = of.o, cost or of.m or 0, 0, NONE, nil
-      if own[W_USED_UNITS] >= own[W_UNITS] then
+      local units, mask, groups, found = cost or mean_units, own_mask, NONE, nil
+      if own_used >= own_most then
         return nil
       end
+      local limited = with_units and units or 0
       if by_user then
         local id = user[ID]
         found = service.windows[id]
         if found == nil then
           found = user_window(service, id)
         end
-        if found and (found[W_USED] >= found[W_REQUESTS] or found[W_REST] > 0
-          or found[W_UNITS] < MIDDLE and not window_fits(found, counts_units(of) and units or 0)) then
-          hold(service, id, found, counts_units(of) and units or 0)
+        if found and (found[W_USED] >= found[W_REQUESTS]
+          or found[W_UNITS] < MIDDLE and not units_fit(found, limited)) then
+          hold(service, id, found, limited)
           return false
         end
       end
       if state.g and user[LANES] == '@' then
         groups = ids_by_group[user[GROUP]] or rated_ids(service, user[GROUP])
+        local of_groups = groups.windows
         for i = 1, #groups do
-          local of_group = groups.windows and groups.windows[i] or user_window(service, groups[i])
-          if of_group and (of_group[W_USED] >= of_group[W_REQUESTS] or of_group[W_REST] > 0
-            or of_group[W_UNITS] < MIDDLE and not window_fits(of_group, counts_units(of) and units or 0)) then
-            hold(service, groups[i], of_group, counts_units(of) and units or 0)
+          local of_group = of_groups and of_groups[i] or user_window(service, groups[i])
+          if of_group and (of_group[W_USED] >= of_group[W_REQUESTS]
+            or of_group[W_UNITS] < MIDDLE and not units_fit(of_group, limited)) then
+            hold(service, groups[i], of_group, limited)
             return false
           end
         end
       end
-      if own[W_UNITS] < MIDDLE and not window_fits(own, units) then
+      if own_most < MIDDLE and own_used > 0 and own_used + units > own_most then
         return nil
       end
-      if own[W_REQUESTS] < MIDDLE or own[W_UNITS] < MIDDLE then
-        mask, pack_now = 1, true
-        open(own, units)
+      if mask == 1 then
+        opened, opened_units, own_used = opened + 1, opened_units + units, own_used + units
       end
       if by_user then
-        local rate = plan and state.q and state.q[plan] or of.u
+        local rate = plan and state.q and state.q[plan] or rate_of_users
         if not (found and rate and found[W_REQUESTS] == rate[1] and found[W_UNITS] == rate[2]
           and found[W_PER] == rate[3]) then
           found = take_plan(service, user[ID], plan, found)
@@ -736,7 +811,8 @@ if scope.rates then
       return mask, units, groups.path
     end,
 
-    -- The call of a grant has ended, or was never made. Returns whether a group is to be unparked by `groups_ended`.
+    -- The call of a grant has ended, or was never made. Returns whether a group is to be unparked by `groups_ended`. The
+    -- caller calls `count_ended` before it uses the window of the service.
     ended = function(service, user, region, refund, used, mask, units, sent_at, granted, after, path)
       local of = service.rates
       if used and not refund and of then
@@ -750,20 +826,23 @@ if scope.rates then
       sent_at = sent_at or (after and math.min(now, granted + after))
       if shared == 1 and of then
         pack_now = true
-        end_in(of.o, units, used, sent_at, reported)
+        if reported or refund then
+          end_in(of.o, units, used, sent_at, reported)
+        else
+          ended_late(of.o, units, used, sent_at)
+        end
       elseif shared > 0 then
         for i = 1, collect(service, user[ID], region, shared, NONE) do
           end_in(windows[i], units, used, sent_at, reported)
         end
       end
-      local own = mask % 16 >= 8
-      if own or by_user then
+      if by_user or mask % 16 >= 8 then
         local found = service.windows[user[ID]]
         if found == nil then
           found = user_window(service, user[ID])
         end
         if found then
-          if own then
+          if mask % 16 >= 8 then
             end_in(found, units, used, sent_at, reported)
           end
           changed(found, user)
@@ -782,6 +861,8 @@ if scope.rates then
       end
       return unparked
     end,
+
+    count_ended = count_late,
 
     -- After `ended`: look again at the groups of this path. The user may be in another group now.
     groups_ended = function(service, path)
@@ -848,7 +929,8 @@ if scope.rates then
       for i = 1, #services do
         local of_service = services[i].windows
         for id, found in pairs(of_service) do
-          if found and found[W_CHANGED] then
+          local change = found and found[W_CHANGED]
+          if change then
             local key = found[W_KEY]
             if found[W_USED] == 0 and found[W_USED_UNITS] == 0 and found[W_REST] == 0 and not found[W_FIRST] then
               gone[#gone + 1], state.n, pack_now = key, state.n - 1, true
@@ -860,7 +942,7 @@ if scope.rates then
               count = count + 2
               written[count - 1] = key
               written[count] = pack(unpack(found, W_PER))
-              if found[W_CHANGED] == 2 then
+              if change == 2 then
                 scores[#scores + 1], scores[#scores + 2] = format('%d', found[W_LOOK]), key
               end
               found[W_CHANGED] = false

@@ -150,7 +150,7 @@ async def shown(queue: QueueHarness) -> ServiceSnapshot:
 
 
 async def test_new_steps_are_granted_and_charged_alike_by_both_dispatchers() -> None:
-    """Redis grants a step that is alone without queueing it."""
+    """Both grant a step that is alone without queueing it."""
     queues = [QueueHarness(await ENGINES[name](clock), clock) for name in ENGINES for clock in [FakeClock()]]
     pairs: list[tuple[Lease, ...]] = []
     draw = random.Random(1)

@@ -257,7 +257,7 @@ class FairBand(Band):
             lane.queues[user_id] = inserted(queue, entry)
             return
         if len(self.lanes) == 1 or not self.waits(user_id):
-            self._enter(user_id)
+            self.enter(user_id)
         lane.queues[user_id] = [entry]
         lane.push(user_id)
 
@@ -304,7 +304,7 @@ class FairBand(Band):
     def unpark(self, user_id: str) -> None:
         """Let the steps of a parked user be granted again. Users earn no credit while they are parked."""
         if self.waiting and self.waits(user_id):
-            self._enter(user_id)
+            self.enter(user_id)
             self._fell(user_id)
 
     def stays_first(self, first: User, user: User) -> bool:
@@ -362,7 +362,7 @@ class FairBand(Band):
         self._queued.discard(sort_key)
         return sort_key[1]
 
-    def _enter(self, user_id: str) -> None:
+    def enter(self, user_id: str) -> None:
         """Set the tag of a user that begins to wait. A tag above the virtual time is kept. Otherwise the user starts at
         the virtual time, as the last of the newcomers."""
         tag = self.tags.get(user_id)

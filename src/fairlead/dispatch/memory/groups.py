@@ -96,7 +96,7 @@ class GroupedBand(FairBand):
             lane.queues[user_id] = inserted(queue, entry)
             return
         if not self.waits(user_id):
-            self._enter(user_id)
+            self.enter(user_id)
         lane.queues[user_id] = [entry]
         if user_id not in self.parked:
             self._raise(user_id, region)
@@ -131,7 +131,7 @@ class GroupedBand(FairBand):
         level.push(node)
         if parent is not None and is_first and parent not in self.parked:
             if enters:
-                self._enter(parent)
+                self.enter(parent)
             self._raise(parent, region)
 
     def _lower(self, node: str, region: str | None, parent: str | None) -> None:
@@ -152,7 +152,7 @@ class GroupedBand(FairBand):
         """Let a node compete again. It is no longer in `parked`."""
         lanes = self.lanes_of(user_id)
         if lanes:
-            self._enter(user_id)
+            self.enter(user_id)
         for region in lanes:
             self._raise(user_id, region)
 
@@ -205,7 +205,7 @@ class GroupedBand(FairBand):
             if difference < 0:
                 self._fell(node)
 
-    def _enter(self, user_id: str) -> None:
+    def enter(self, user_id: str) -> None:
         tag, time = self.tags.get(user_id), self.time(self.parents.get(user_id))
         self.new.pop(user_id, None)
         if tag is None or tag <= time:

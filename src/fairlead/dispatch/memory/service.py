@@ -416,7 +416,7 @@ class Service:
         if user is None or user.waiting or user.running:
             return
         for band in self.bands:
-            if band.has_debt(user_id):
+            if user_id in band.tags and band.has_debt(user_id):
                 self._forget_beyond(band, user_id)
                 return
         self._forget(user_id)

@@ -154,6 +154,8 @@ class Wakeups:
     def turned_runnable(self, again: Set[str]) -> set[str]:
         """End the operation. Returns the services that it made runnable, and the services in `again` that are still
         runnable."""
+        if not (self._touched or self._examined or again):
+            return set()
         self._refresh()
         for name in self._examined:
             rates = self._services[name].rates

@@ -199,7 +199,7 @@ class Gateway(FastAPI):
         app = self.state.guard = Guard(
             app, fairlead=fairlead, routes=self.routes, host=server.host, allowed_origins=server.allowed_origins
         )
-        app = RequestMiddleware(FalProxy(app))
+        app = RequestMiddleware(FalProxy(app), outermost=not server.allowed_origins)
         return _with_cors(app, server.allowed_origins) if server.allowed_origins else app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -249,6 +249,12 @@ class CoalescingTransport:
         else:
             self.plain.write(data)
 
+    def write_whole(self, response: bytes) -> None:
+        """Write a response with its body."""
+        self._flush()
+        self._written += len(response)
+        self.plain.write(response)
+
     def close(self) -> None:
         self._flush()
         if self.lingering or self.plain.is_closing() or not self._unread():

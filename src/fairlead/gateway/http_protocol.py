@@ -19,7 +19,7 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 from fairlead.errors import FairleadError, RequestError, Unavailable
 from fairlead.gateway.connections import DISCARD_BYTES, CoalescingTransport, Connections, Limits, Stage
 from fairlead.gateway.problems import MEDIA_TYPE, HeadTimeout, HeadTooLarge, UrlTooLong, problem
-from fairlead.gateway.request_middleware import SAFE_HEADERS, headers_of
+from fairlead.gateway.request_middleware import CONNECTION, SAFE_HEADERS, headers_of
 
 log = logging.getLogger("fairlead.gateway")
 
@@ -28,6 +28,8 @@ MAX_PIPELINED = 100
 
 FORWARDED = frozenset({b"x-forwarded-for", b"x-forwarded-proto"})
 """The headers that `ProxyHeadersMiddleware` reads. Without them it has nothing to do, and is left out."""
+
+_STATUS_LINES = {int(status): f"HTTP/1.1 {status} {status.phrase}\r\n".encode() for status in HTTPStatus}
 
 _UvicornHTTP: Any = AutoHTTPProtocol
 """The class that uvicorn chooses; it depends on what is installed."""
@@ -71,6 +73,8 @@ class BoundedHTTP(_UvicornHTTP):  # type: ignore[misc]
     def connection_lost(self, exc: Exception | None) -> None:
         self._connections.forget(self)
         super().connection_lost(exc)
+        if self.cycle is not None:
+            self.cycle.scope.pop(CONNECTION, None)  # a reference cycle
 
     def handle_websocket_upgrade(self, *event: Any) -> None:
         """Stop applying the limits of HTTP when the connection becomes a WebSocket, which has its own limits and
@@ -153,6 +157,7 @@ class BoundedHTTP(_UvicornHTTP):  # type: ignore[misc]
         self._unparsed = 0
         self.requests += 1
         self._connections.head_ends(self)
+        self.scope[CONNECTION] = self
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
@@ -174,6 +179,26 @@ class BoundedHTTP(_UvicornHTTP):  # type: ignore[misc]
             self.server_state.total_requests += 1
             self.flow.resume_reading()
             self.idle_since = self.loop.time()
+
+    def send_whole(self, scope: Any, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> bool:
+        """Send the response to the request with this scope, as uvicorn would. `headers` include the length of the body.
+        Returns False, and sends nothing, if the response needs more than a write: the client is slow, gone, or does not
+        keep its connection; or it has sent further requests."""
+        cycle, line = self.cycle, _STATUS_LINES.get(status)
+        if line is None or cycle is None or cycle.scope is not scope or cycle.access_log or not cycle.keep_alive:
+            return False
+        if cycle.response_started or cycle.disconnected or self.flow.write_paused or scope["method"] == "HEAD":
+            return False
+        lines = [name + b": " + value for name, value in cycle.default_headers + headers]
+        head = b"\r\n".join(lines)
+        if head.count(b"\n") >= len(lines) or head.count(b"\r") >= len(lines) or b"\0" in head:
+            return False  # a header is invalid, for which uvicorn raises an error
+        cycle.response_started = cycle.response_complete = True
+        cycle.waiting_for_100_continue = False
+        self.transport.write_whole(b"%b%b\r\n\r\n%b" % (line, head, body))
+        cycle.message_event.set()
+        cycle.on_response()
+        return True
 
     def _discard(self, size: int) -> None:
         self.discarded += size

@@ -34,6 +34,11 @@ KEY_IN_URL = "fairlead.key_in_url"
 """Name of the entry in the ASGI scope that marks a request with a key in its URL. Such a URL must not be logged."""
 CLIENT_GONE = 499
 SOCKET_GONE = 1006
+CONNECTION = "fairlead.connection"
+"""Name of the entry in the ASGI scope that holds the connection, if it can send whole responses."""
+BODY = "fairlead.body"
+"""Name of the entry in a message `http.response.start` that holds the whole body of the response. No other message
+follows."""
 POLLED_PATHS = frozenset({"/livez", "/readyz", "/metrics"})
 
 # Responses are data: browsers must not sniff, store, frame or run them. Pages set their own policy.
@@ -67,8 +72,11 @@ def headers_of(scope: Scope) -> dict[bytes, bytes]:
 
 
 class RequestMiddleware:
-    def __init__(self, app: ASGIApp) -> None:
+    """With `outermost`, no other middleware changes responses after this one."""
+
+    def __init__(self, app: ASGIApp, *, outermost: bool = True) -> None:
         self.app = app
+        self._outermost = outermost
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         if scope["type"] not in ("http", "websocket"):
@@ -95,6 +103,8 @@ class RequestMiddleware:
                     message["headers"].append(STRICT_TRANSPORT)
                 if not body_requested and CLOSE not in headers:
                     message["headers"].append(CLOSE)
+                if BODY in message:
+                    return self._send_whole(scope, message, send)
             return send(message)
 
         # A client that waits for "100 Continue" and receives a final response instead may or may not send its body, so
@@ -119,6 +129,14 @@ class RequestMiddleware:
                 await problem_response(error, scope)(scope, receive, send_framed)
         finally:
             _write_log(scope["method"], scope, status, perf_counter() - began)
+
+    async def _send_whole(self, scope: Scope, message: Message, send: Send) -> None:
+        """Send a response with its body at once. uvicorn takes several times as long for its head and its body."""
+        body = message.pop(BODY)
+        connection = scope.get(CONNECTION) if self._outermost else None
+        if connection is None or not connection.send_whole(scope, message["status"], message["headers"], body):
+            await send(message)
+            await send({"type": "http.response.body", "body": body})
 
     async def _websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run the application for a WebSocket, and log its close code when it ends."""

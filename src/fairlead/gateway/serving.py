@@ -56,6 +56,13 @@ def http_problem(protocol: Any) -> str | None:
         _finish(cycle.send({"type": "http.response.body", "body": b""}))
         if not accepted.output.startswith(b"HTTP/1.1 204 "):
             return "it did not send a response"
+        whole = _Connection(protocol)
+        whole.protocol.data_received(_CHUNKED)
+        scope = whole.protocol.cycle.scope
+        if not whole.protocol.send_whole(scope, 200, [(b"content-length", b"1")], b"1"):
+            return "it did not send a whole response"
+        if not whole.output.endswith(b"\r\n\r\n1") or not whole.protocol.cycle.response_complete:
+            return "it did not complete a whole response"
         refused = _Connection(protocol)
         refused.protocol.data_received(b"GET / HTTP/1.1\r\n" + b"A: b\r\n" * (protocol.limits.max_headers + 2))
         if not refused.output.startswith(b"HTTP/1.1 431 ") or refused.tasks:

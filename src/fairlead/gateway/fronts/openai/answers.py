@@ -21,7 +21,7 @@ from fairlead.errors import Unavailable
 from fairlead.gateway.fronts.addresses import origin_of
 from fairlead.gateway.fronts.openai import errors
 from fairlead.gateway.fronts.openai.requests import FrontCall
-from fairlead.gateway.request_middleware import within
+from fairlead.gateway.request_middleware import BODY, within
 
 if TYPE_CHECKING:
     from fairlead.app.fairlead import Fairlead
@@ -116,6 +116,21 @@ class Answer(Response):
             raise ClientDisconnect  # the server closes the connection of an incomplete response
 
 
+class WholeResponse(Response):
+    """A response that is sent as one message. `headers` have no length."""
+
+    def __init__(self, body: bytes, status: int, headers: dict[str, str]) -> None:
+        self.body = body
+        self.status_code = status
+        self.background = None
+        self._fields = headers
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = [(name.lower().encode("latin-1"), text.encode("latin-1")) for name, text in self._fields.items()]
+        headers.append((b"content-length", b"%d" % len(self.body)))
+        await send({"type": "http.response.start", "status": self.status_code, "headers": headers, BODY: self.body})
+
+
 async def response_of(
     app: Fairlead, job: EndedJob | JobView, tier: str | None, headers: dict[str, str], scope: Scope | None = None
 ) -> Response:
@@ -139,7 +154,10 @@ async def response_of(
     if tier is not None and (value := openai.json_object(content)) is not None and openai.has_tier(value):
         with contextlib.suppress(RecursionError):  # nested too deeply; the client gets it as it is
             content = openai.replaced(content, "service_tier", tier)
-    return Response(content, answer.status, {**answer.headers, **headers})
+    fields = {**answer.headers, **headers}
+    if 200 <= answer.status < 300 and answer.status != 204 and "content-length" not in fields:
+        return WholeResponse(content, answer.status, fields)
+    return Response(content, answer.status, fields)
 
 
 async def _with_urls(app: Fairlead, content: bytes, scope: Scope | None) -> bytes:

@@ -148,9 +148,9 @@ BEGIN
     -- Each user is counted once per batch, not once per submit.
     INSERT INTO tally
         SELECT capped.user_id, (SELECT count(*) FROM job WHERE job.user_id = capped.user_id AND status < 3)
-        FROM (SELECT DISTINCT value ->> 2 AS user_id FROM json_each(NEW.body) WHERE value ->> 5 > 0) AS capped;
+        FROM (SELECT DISTINCT value ->> 2 AS user_id FROM {rows} WHERE value ->> 5 > 0) AS capped;
     INSERT INTO admission
-        SELECT value ->> 0, value ->> 1, value ->> 2, value ->> 3, value ->> 4, value ->> 5 FROM json_each(NEW.body);
+        SELECT value ->> 0, value ->> 1, value ->> 2, value ->> 3, value ->> 4, value ->> 5 FROM {rows};
 END;
 
 CREATE TEMP TRIGGER on_admission INSTEAD OF INSERT ON admission
@@ -176,7 +176,7 @@ END;
 CREATE TEMP TRIGGER on_claim INSTEAD OF INSERT ON batch WHEN NEW.kind = 'claim'
 BEGIN
     INSERT INTO idempotency
-        SELECT value ->> 2, value ->> 3, value ->> 4, value ->> 1 FROM json_each(NEW.body) WHERE true
+        SELECT value ->> 2, value ->> 3, value ->> 4, value ->> 1 FROM {rows} WHERE true
         ON CONFLICT (user_id, key) DO NOTHING;
     INSERT INTO turned_away
         SELECT value ->> 0, CASE WHEN i.body_hash IS value ->> 4 THEN 'replayed' ELSE 'mismatch' END, i.job_id
@@ -190,10 +190,10 @@ CREATE TEMP TRIGGER on_all_or_nothing INSTEAD OF INSERT ON rare
 WHEN NEW.kind = 'all_or_nothing' AND EXISTS (SELECT 1 FROM turned_away WHERE why <> 'replayed')
 BEGIN
     DELETE FROM idempotency WHERE (user_id, key) IN (
-        SELECT value ->> 2, value ->> 3 FROM json_each(NEW.body) WHERE value ->> 0 NOT IN (SELECT n FROM turned_away)
+        SELECT value ->> 2, value ->> 3 FROM {rows} WHERE value ->> 0 NOT IN (SELECT n FROM turned_away)
     );
     INSERT INTO turned_away
-        SELECT value ->> 0, 'undone', NULL FROM json_each(NEW.body)
+        SELECT value ->> 0, 'undone', NULL FROM {rows}
         WHERE value ->> 0 NOT IN (SELECT n FROM turned_away);
 END;
 
@@ -212,9 +212,9 @@ BEGIN
                      timer_at, deadline_at, spec, turn)
         SELECT value ->> 0, value ->> 1, value ->> 2, value ->> 3, value ->> 4, value ->> 5, value ->> 6, value ->> 7,
                value ->> 8, value ->> 9, value ->> 10, value ->> 11, value ->> 12
-        FROM json_each(NEW.body) WHERE key NOT IN (SELECT n FROM turned_away);
+        FROM {rows} WHERE key NOT IN (SELECT n FROM turned_away);
     INSERT INTO outbox (job_id, origin, written_at)
-        SELECT value ->> 0, NEW.origin, NEW.now FROM json_each(NEW.body)
+        SELECT value ->> 0, NEW.origin, NEW.now FROM {rows}
         WHERE value ->> 3 = 1 AND key NOT IN (SELECT n FROM turned_away);
 END;
 
@@ -224,7 +224,7 @@ END;
 CREATE TEMP TRIGGER on_submit_started INSTEAD OF INSERT ON batch WHEN NEW.kind = 'submit_started'
 BEGIN
     INSERT INTO starting (n, lease, worker, timeout, region)
-        SELECT value ->> 13, value ->> 16, value ->> 17, value ->> 18, value ->> 19 FROM json_each(NEW.body)
+        SELECT value ->> 13, value ->> 16, value ->> 17, value ->> 18, value ->> 19 FROM {rows}
         WHERE key NOT IN (SELECT n FROM turned_away)
         AND coalesce((SELECT number FROM epoch WHERE scope = value ->> 14), 0) = value ->> 15;
     INSERT INTO job (id, user_id, feature_name, status, priority, created_at, queued_at, waiting_since, scheduled_at,
@@ -234,7 +234,7 @@ BEGIN
                value ->> 6, value ->> 7, value ->> 8, iif(s.n IS NULL, value ->> 9, value ->> 10), value ->> 10,
                value ->> 11, value ->> 12, s.n IS NOT NULL, s.n IS NOT NULL, s.lease, s.worker,
                iif(s.n IS NULL, NULL, NEW.now), NEW.now + s.timeout, s.region, iif(s.n IS NULL, NULL, NEW.now)
-        FROM json_each(NEW.body) LEFT JOIN starting AS s ON s.n = value ->> 13
+        FROM {rows} LEFT JOIN starting AS s ON s.n = value ->> 13
         WHERE key NOT IN (SELECT n FROM turned_away);
     -- Usually all jobs are started, and their rows need not be parsed again.
     INSERT INTO outbox (job_id, origin, written_at)
@@ -263,7 +263,7 @@ CREATE TEMP TRIGGER on_note INSTEAD OF INSERT ON batch WHEN NEW.kind = 'note'
 BEGIN
     INSERT INTO job_note (seq, metadata, idempotency_key)
         SELECT job.seq, value ->> 2, value ->> 3
-        FROM json_each(NEW.body) CROSS JOIN job ON job.id = value ->> 1
+        FROM {rows} CROSS JOIN job ON job.id = value ->> 1
         WHERE value ->> 0 NOT IN (SELECT n FROM turned_away);
 END;
 
@@ -274,7 +274,7 @@ CREATE TEMP TRIGGER on_start INSTEAD OF INSERT ON batch WHEN NEW.kind = 'start'
 BEGIN
     INSERT INTO starting
         SELECT key, job.seq, value ->> 5, value ->> 6, value ->> 7, value ->> 8
-        FROM json_each(NEW.body) CROSS JOIN job ON job.id = value ->> 0
+        FROM {rows} CROSS JOIN job ON job.id = value ->> 0
         WHERE job.status = 1 AND job.run = value ->> 2 AND job.step = value ->> 1
         AND coalesce((SELECT number FROM epoch WHERE scope = value ->> 4), 0) = value ->> 3;
     UPDATE job SET
@@ -303,7 +303,7 @@ BEGIN
                value ->> 7, value ->> 8, value ->> 9, value ->> 10, value ->> 11, value ->> 12, value ->> 13,
                value ->> 14, value ->> 15, value ->> 16, value ->> 17, value ->> 18, value ->> 19, value ->> 20,
                value ->> 21
-        FROM json_each(NEW.body) CROSS JOIN job ON job.id = value ->> 0 WHERE job.run = value ->> 1;
+        FROM {rows} CROSS JOIN job ON job.id = value ->> 0 WHERE job.run = value ->> 1;
     -- The usage ledger. Reads the jobs' rows before they change.
     INSERT INTO usage (ended_at, job_id, run, step, attempt, user_id, feature_name, service, region, outcome, waited,
                        slot, plan, group_path, model, tokens_in, tokens_out, tokens_cached, units, ignored, price)
@@ -345,7 +345,7 @@ CREATE TEMP TRIGGER on_result INSTEAD OF INSERT ON batch WHEN NEW.kind = 'result
 BEGIN
     INSERT INTO step_result (seq, step, round, service, data, metrics, finished_at, lease)
         SELECT m.seq, r.value ->> 1, r.value ->> 2, r.value ->> 3, data.value, metrics.value, r.value ->> 4, r.value ->> 5
-        FROM json_each(NEW.body) AS r CROSS JOIN moving AS m ON m.n = r.value ->> 0
+        FROM {rows} AS r CROSS JOIN moving AS m ON m.n = r.value ->> 0
         CROSS JOIN piece AS data ON data.k = r.key * 2 CROSS JOIN piece AS metrics ON metrics.k = r.key * 2 + 1;
 END;
 
@@ -355,7 +355,7 @@ BEGIN
     INSERT INTO attempt (seq, run, step, service, round, attempt, error, started_at, ended_at, worker, region)
         SELECT m.seq, m.run, value ->> 1, value ->> 2, value ->> 3, value ->> 4, value ->> 5, value ->> 6, value ->> 7,
                value ->> 8, value ->> 9
-        FROM json_each(NEW.body) CROSS JOIN moving AS m ON m.n = value ->> 0;
+        FROM {rows} CROSS JOIN moving AS m ON m.n = value ->> 0;
 END;
 
 -- body: [[n of the move, id, job_id, service, region, until, band], …]
@@ -364,7 +364,7 @@ BEGIN
     INSERT INTO hold (id, job_id, service, region, until, band)
         SELECT coalesce(value ->> 1, m.job_id || ':' || m.run), value ->> 2, value ->> 3, value ->> 4, value ->> 5,
                value ->> 6
-        FROM json_each(NEW.body) CROSS JOIN moving AS m ON m.n = value ->> 0;
+        FROM {rows} CROSS JOIN moving AS m ON m.n = value ->> 0;
 END;
 
 -- ---------------------------------------------------------------- progress, delete, and the manager's housekeeping
@@ -374,7 +374,7 @@ CREATE TEMP TRIGGER on_progress INSTEAD OF INSERT ON batch WHEN NEW.kind = 'prog
 BEGIN
     INSERT INTO answer
         SELECT 'progressed', json_group_array(p.key)
-        FROM json_each(NEW.body) AS p CROSS JOIN job ON job.id = p.value ->> 0 WHERE job.run = p.value ->> 1
+        FROM {rows} AS p CROSS JOIN job ON job.id = p.value ->> 0 WHERE job.run = p.value ->> 1
         HAVING count(*) > 0;
     UPDATE job SET progress = p.value ->> 2, last_progress_at = NEW.now
         FROM json_each(NEW.body) AS p WHERE job.id = p.value ->> 0 AND job.run = p.value ->> 1;
@@ -385,7 +385,7 @@ CREATE TEMP TRIGGER on_prioritise INSTEAD OF INSERT ON rare WHEN NEW.kind = 'pri
 BEGIN
     INSERT INTO answer
         SELECT 'prioritised', json_group_array(p.key)
-        FROM json_each(NEW.body) AS p CROSS JOIN job ON job.id = p.value ->> 0 WHERE job.run = p.value ->> 1
+        FROM {rows} AS p CROSS JOIN job ON job.id = p.value ->> 0 WHERE job.run = p.value ->> 1
         HAVING count(*) > 0;
     UPDATE job SET priority = p.value ->> 2, queued_at = coalesce(p.value ->> 3, job.queued_at),
                    promoted_at = coalesce(p.value ->> 4, job.promoted_at)
@@ -397,7 +397,7 @@ CREATE TEMP TRIGGER on_adopt INSTEAD OF INSERT ON rare WHEN NEW.kind = 'adopt'
 BEGIN
     INSERT INTO answer
         SELECT 'adopted', json_group_array(a.key)
-        FROM json_each(NEW.body) AS a CROSS JOIN job ON job.id = a.value ->> 0
+        FROM {rows} AS a CROSS JOIN job ON job.id = a.value ->> 0
         WHERE job.run = a.value ->> 1 AND job.turn IS NOT NULL HAVING count(*) > 0;
     UPDATE job SET turn = a.value ->> 2
         FROM json_each(NEW.body) AS a

@@ -129,3 +129,9 @@ k.budget, k.subject, c.window_start, c.used, c.reserved, c.calls, c.mean, c.warn
 
 -- name: file_batch_columns
 b.id, b.user_id, b.version, b.created_at, b.ended_at, b.data
+
+-- name: rows
+-- The elements of the body of a row of `batch`, which are arrays, with their keys. SQLite writes an array as text each time
+-- that a statement refers to the `value` of json_each. The offset keeps the subquery from being merged into the statement,
+-- so that the array is written once.
+(SELECT key, value FROM json_each(NEW.body) LIMIT -1 OFFSET 0)

@@ -5,10 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import orjson
+import pytest
 
+from fairlead.gateway.http_protocol import BoundedHTTP
+from fairlead.gateway.serving import _CHUNKED, _Connection
 from tests.integration.gateway_site import Site, served
+from tests.integration.openai_site import HELLO, Front, open_front
 
 BODY = orjson.dumps({"user_id": "ada", "feature_name": "echo"})
 HEAD = (
@@ -60,3 +65,96 @@ async def test_pipelined_requests_are_answered_in_order(still_site: Site) -> Non
         client.send(3 * (f"{HEAD}\r\n".encode() + BODY))
         receipts = [orjson.loads(await client.read()) for _ in range(3)]
     assert sorted(await still_site.job_ids()) == sorted(receipt["job_id"] for receipt in receipts)
+
+
+# ---------------------------------------------------------------- whole bodies and answers of the OpenAI front
+
+CHAT = orjson.dumps({"model": "llama-3", "messages": HELLO})
+LENGTH = f"Content-Length: {len(CHAT)}\r\n"
+
+
+def chat(fields: str = LENGTH) -> bytes:
+    head = "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    return f"{head}{fields}\r\n".encode()
+
+
+@contextlib.asynccontextmanager
+async def front_client(front: Front) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(front.base.rpartition(":")[2]))
+    try:
+        async with asyncio.timeout(10):
+            yield reader, writer
+    finally:
+        writer.close()
+
+
+async def answer(reader: asyncio.StreamReader) -> tuple[dict[str, str], bytes]:
+    """The headers and the body of a response, which must have status 200."""
+    head = (await reader.readuntil(b"\r\n\r\n")).decode()
+    assert head.startswith("HTTP/1.1 200 OK\r\n"), head
+    headers = dict(line.split(": ", 1) for line in head.split("\r\n")[1:-2])
+    return headers, await reader.readexactly(int(headers["content-length"]))
+
+
+async def test_an_answer_in_one_write_has_the_headers_of_one_that_uvicorn_sends(tmp_path: Path) -> None:
+    async with open_front(tmp_path, "llama-3") as front:
+        async with front_client(front) as (reader, writer):
+            writer.write(chat() + CHAT)
+            whole, body = await answer(reader)
+            writer.write(chat(LENGTH + "Connection: close\r\n") + CHAT)
+            usual, same = await answer(reader)
+            assert await reader.read() == b""
+    assert usual.pop("connection") == "close"
+    assert list(whole) == list(usual)
+    assert {"x-request-id", "x-fairlead-job", "x-content-type-options", "content-type"} <= whole.keys()
+    assert orjson.loads(body)["choices"] == orjson.loads(same)["choices"]
+
+
+async def test_pipelined_requests_get_their_own_answers_in_order(tmp_path: Path) -> None:
+    async with open_front(tmp_path, "llama-3") as front, front_client(front) as (reader, writer):
+        writer.write(b"".join(chat(f"{LENGTH}X-Request-ID: {number}\r\n") + CHAT for number in range(3)))
+        answers = [await answer(reader) for _ in range(3)]
+        assert [headers["x-request-id"] for headers, _ in answers] == ["0", "1", "2"]
+        assert len({headers["x-fairlead-job"] for headers, _ in answers}) == 3
+
+
+@pytest.mark.parametrize("fields", [LENGTH, "Transfer-Encoding: chunked\r\n", LENGTH + "Expect: 100-continue\r\n"])
+async def test_a_body_that_arrives_later_than_its_head_is_read(tmp_path: Path, fields: str) -> None:
+    chunked = "chunked" in fields
+    async with open_front(tmp_path, "llama-3") as front, front_client(front) as (reader, writer):
+        writer.write(chat(fields))
+        if "Expect" in fields:
+            assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+        for part in (CHAT[:10], CHAT[10:]):
+            writer.write(b"%x\r\n%b\r\n" % (len(part), part) if chunked else part)
+            await writer.drain()
+            await asyncio.sleep(0)
+        writer.write(b"0\r\n\r\n" if chunked else b"")
+        await answer(reader)
+        assert front.upstream.calls[-1].body == CHAT
+
+
+async def test_an_answer_to_another_origin_has_the_headers_of_cors(tmp_path: Path) -> None:
+    server = {"allowed_origins": ["https://app.example"]}
+    async with open_front(tmp_path, "llama-3", server=server) as front, front_client(front) as (reader, writer):
+        writer.write(chat(LENGTH + "Origin: https://app.example\r\n") + CHAT)
+        headers, _ = await answer(reader)
+        assert headers["access-control-allow-origin"] == "https://app.example"
+
+
+@pytest.mark.parametrize("value", [b"a\r\nb: c", b"a\nb", b"a\rb", b"a\0b"])
+def test_a_header_that_would_break_the_response_is_left_to_uvicorn(value: bytes) -> None:
+    connection = _Connection(BoundedHTTP)
+    connection.protocol.data_received(_CHUNKED)
+    scope = connection.protocol.cycle.scope
+    assert not connection.protocol.send_whole(scope, 200, [(b"x", value), (b"content-length", b"0")], b"")
+    assert not connection.output and not connection.protocol.cycle.response_started
+
+
+def test_a_connection_takes_the_body_of_its_request_once() -> None:
+    connection = _Connection(BoundedHTTP)
+    connection.protocol.data_received(_CHUNKED)
+    scope = connection.protocol.cycle.scope
+    assert connection.protocol.take_body(dict(scope)) is None
+    assert connection.protocol.take_body(scope) == b"1"
+    assert connection.protocol.take_body(scope) is None

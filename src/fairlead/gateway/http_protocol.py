@@ -180,6 +180,24 @@ class BoundedHTTP(_UvicornHTTP):  # type: ignore[misc]
             self.flow.resume_reading()
             self.idle_since = self.loop.time()
 
+    def has_body(self, scope: Any) -> bool:
+        """Whether the whole body of the request with this scope has arrived."""
+        cycle = self.cycle
+        return cycle is not None and cycle.scope is scope and not (cycle.more_body or cycle.waiting_for_100_continue)
+
+    def take_body(self, scope: Any) -> bytes | None:
+        """The body of the request with this scope, as uvicorn's next message would hold it. None if it has not arrived,
+        was read before, or the client is gone."""
+        cycle = self.cycle
+        if not self.has_body(scope) or cycle.disconnected or cycle.response_complete:
+            return None
+        if not cycle.message_event.is_set():
+            return None
+        self.flow.resume_reading()
+        cycle.message_event.clear()
+        body, cycle.body = bytes(cycle.body), bytearray()
+        return body
+
     def send_whole(self, scope: Any, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> bool:
         """Send the response to the request with this scope, as uvicorn would. `headers` include the length of the body.
         Returns False, and sends nothing, if the response needs more than a write: the client is slow, gone, or does not
@@ -191,7 +209,7 @@ class BoundedHTTP(_UvicornHTTP):  # type: ignore[misc]
             return False
         lines = [name + b": " + value for name, value in cycle.default_headers + headers]
         head = b"\r\n".join(lines)
-        if head.count(b"\n") >= len(lines) or head.count(b"\r") >= len(lines) or b"\0" in head:
+        if head.count(b"\n") >= len(lines) or head.count(b"\r") >= len(lines) or head.find(b"\0") >= 0:
             return False  # a header is invalid, for which uvicorn raises an error
         cycle.response_started = cycle.response_complete = True
         cycle.waiting_for_100_continue = False

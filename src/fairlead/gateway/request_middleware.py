@@ -35,7 +35,7 @@ KEY_IN_URL = "fairlead.key_in_url"
 CLIENT_GONE = 499
 SOCKET_GONE = 1006
 CONNECTION = "fairlead.connection"
-"""Name of the entry in the ASGI scope that holds the connection, if it can send whole responses."""
+"""Name of the entry in the ASGI scope that holds the connection, if it passes on whole bodies and responses."""
 BODY = "fairlead.body"
 """Name of the entry in a message `http.response.start` that holds the whole body of the response. No other message
 follows."""
@@ -264,7 +264,10 @@ class BodyLimit:
         length = headers_of(scope).get(b"content-length")
         # The server reads no more than Content-Length.
         if length is None or (length.isdigit() and len(length) < 19 and int(length) <= most):
-            return self.app(scope, self._limited(receive, most), send)
+            connection = None if length is None else scope.get(CONNECTION)
+            if connection is None or not connection.has_body(scope):
+                receive = self._limited(receive, most)
+            return self.app(scope, receive, send)
         return problem_response(self._too_large(most), scope)(scope, receive, send)
 
     def _most(self, path: str) -> int:

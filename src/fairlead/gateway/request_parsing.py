@@ -30,7 +30,7 @@ from fairlead.gateway.problems import (
     of_validation,
     pointer,
 )
-from fairlead.gateway.request_middleware import headers_of
+from fairlead.gateway.request_middleware import CONNECTION, headers_of
 
 FIELDS = frozenset(field.name for field in fields(Submission))
 REQUIRED = ("user_id", "feature_name")
@@ -62,6 +62,10 @@ async def read_json(request: Request, *, or_as: str = "") -> Any:
 async def read(request: Request) -> bytes:
     """Return the whole body. This is faster than Starlette's `Request.body`, and can be called only once per
     request."""
+    connection = request.scope.get(CONNECTION)
+    if connection is not None and (body := connection.take_body(request.scope)) is not None:
+        arrived: bytes = body
+        return arrived
     receive = request.receive
     pieces: list[bytes] = []
     while (message := await receive())["type"] == "http.request":

@@ -36,7 +36,7 @@ def to_json(value: Any) -> str:
     if len(encoded) > 2 * MAX_DEPTH:  # each level takes two brackets
         check_depth(encoded)
     # orjson writes NaN and infinities as null, so the values need checking only if a null was written.
-    if b"null" in encoded and _has_nan(value):
+    if encoded.find(b"null") >= 0 and _has_nan(value):  # `in` would first read the bytes as a number
         raise NotJson("it contains NaN or an infinity")
     return encoded.decode()
 

@@ -180,20 +180,17 @@ def numbered(job: Job, seq: int) -> Job:
 
 def running(job: Job, start: Start, seq: int, now: int) -> Job:
     """A job that was started by the commit that accepted it, at the time `now`."""
-    at = now / 1e6
-    return changed(
-        job,
-        seq=seq,
-        status=JobStatus.RUNNING,
-        run=job.run + 1,
-        attempt=job.attempt + 1,
-        lease=start.lease,
-        worker=start.worker,
-        call_started_at=at,
-        call_deadline=(now + round(start.timeout * 1e6)) / 1e6,
-        started_at=at,
-        timer_at=job.deadline_at,
-    )
+    started: Any = changed(job)
+    started.seq = seq
+    started.status = JobStatus.RUNNING
+    started.run = job.run + 1
+    started.attempt = job.attempt + 1
+    started.lease = start.lease
+    started.worker = start.worker
+    started.call_started_at = started.started_at = now / 1e6
+    started.call_deadline = (now + round(start.timeout * 1e6)) / 1e6
+    started.timer_at = job.deadline_at
+    return cast(Job, started)
 
 
 def jobs_of(answer: str) -> list[Job]:

@@ -135,8 +135,11 @@ class Chain(Unit):
     __slots__ = ("_written",)
 
     def __init__(self, transitions: Sequence[Transition], written: Written) -> None:
-        super().__init__(transitions)
+        subject = subject_of(transitions[0])
+        self.transitions = transitions
+        self.subjects = () if subject is None else (subject,)
         self.kind = Chain
+        self.alone = False
         self._written = written
 
     def resolve(self, outcomes: Sequence[Outcome | Exception]) -> None:

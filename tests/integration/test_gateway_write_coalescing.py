@@ -97,13 +97,12 @@ async def answer(reader: asyncio.StreamReader) -> tuple[dict[str, str], bytes]:
 
 
 async def test_an_answer_in_one_write_has_the_headers_of_one_that_uvicorn_sends(tmp_path: Path) -> None:
-    async with open_front(tmp_path, "llama-3") as front:
-        async with front_client(front) as (reader, writer):
-            writer.write(chat() + CHAT)
-            whole, body = await answer(reader)
-            writer.write(chat(LENGTH + "Connection: close\r\n") + CHAT)
-            usual, same = await answer(reader)
-            assert await reader.read() == b""
+    async with open_front(tmp_path, "llama-3") as front, front_client(front) as (reader, writer):
+        writer.write(chat() + CHAT)
+        whole, body = await answer(reader)
+        writer.write(chat(LENGTH + "Connection: close\r\n") + CHAT)
+        usual, same = await answer(reader)
+        assert await reader.read() == b""
     assert usual.pop("connection") == "close"
     assert list(whole) == list(usual)
     assert {"x-request-id", "x-fairlead-job", "x-content-type-options", "content-type"} <= whole.keys()
@@ -148,7 +147,8 @@ def test_a_header_that_would_break_the_response_is_left_to_uvicorn(value: bytes)
     connection.protocol.data_received(_CHUNKED)
     scope = connection.protocol.cycle.scope
     assert not connection.protocol.send_whole(scope, 200, [(b"x", value), (b"content-length", b"0")], b"")
-    assert not connection.output and not connection.protocol.cycle.response_started
+    assert not connection.output
+    assert not connection.protocol.cycle.response_started
 
 
 def test_a_connection_takes_the_body_of_its_request_once() -> None:

@@ -291,8 +291,9 @@ def sqlite_options(url: str) -> SqliteOptions:
 
 def _key(location: tuple[int | str, ...]) -> str:
     # Drop the branch names of unions that pydantic adds to the location.
-    branches = {"BackoffConfig", "constrained-float", "[key]", *BRANCHES, *POOL_BRANCHES}
-    return ".".join(str(part) for part in location if part not in branches and not str(part).startswith("list["))
+    branches = {"BackoffConfig", "[key]", *BRANCHES, *POOL_BRANCHES}
+    types = ("list[", "function-before[", "function-after[")
+    return ".".join(str(part) for part in location if part not in branches and not str(part).startswith(types))
 
 
 def _explain(issue: Any) -> str | None:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
+from pydantic import BaseModel, ValidationError
 
 from fairlead import Config, Fairlead
 from fairlead.config import DEFAULT_DATABASE_URL, SqliteOptions, load, problems_of, sqlite_options
 from fairlead.errors import ConfigError
 
 NOTHING: dict[str, str] = {}
+NUMBERS = ("integer", "number")
 
 
 @pytest.fixture(autouse=True)
@@ -428,3 +431,66 @@ def test_a_worker_pool_is_bound_to_known_names(pool: dict[str, Any], expected: s
 def test_a_wrong_cost_or_rate_is_one_problem_with_its_key(line: str, problem: str) -> None:
     found = problems(f"[services.flux]\nurl = 'http://flux'\nlimit = 1\n{line}\n")
     assert list(found) == [f"fairlead.toml: {problem}"]
+
+
+# ---------------------------------------------------------------- booleans are not numbers
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ("[services.x]\nlimit = true\n", "services.x.limit"),
+        ("[services.x]\nlimit = 1\ncost = true\n", "services.x.cost"),
+        ("[services.x]\nlimit = 1\nbackoff = [1, true]\n", "services.x.backoff.1"),
+        ("[services.x]\nlimit = 1\nrate = { requests = true }\n", "services.x.rate.requests"),
+        ("[groups.g]\nweight = true\n", "groups.g.weight"),
+        ("[pools]\ngpu = true\n", "pools.gpu"),
+        ("[pools]\ngpu = { limit = true }\n", "pools.gpu.limit"),
+        ("[budgets.b]\ntokens = true\nper = 'day'\n", "budgets.b.tokens"),
+        ("[budgets.b]\ntokens = 1\nper = 'day'\nwarn_at = [true]\n", "budgets.b.warn_at.0"),
+        ("[services.x]\nlimit = 1\n[prices.x]\nper_call = true\n", "prices.x.per_call"),
+    ],
+)
+def test_a_boolean_is_not_a_number(text: str, key: str) -> None:
+    (problem,) = problems(text)
+    assert problem.startswith(f"fairlead.toml: {key}: should be a valid ")
+    assert "not True" in problem
+
+
+def test_a_boolean_in_a_variable_is_not_a_number_but_digits_are() -> None:
+    (problem,) = problems("[services.x]\nlimit = 1\n", {"FAIRLEAD_SERVICES__X__LIMIT": "true"})
+    expected = 'services.x.limit: should be a valid integer, or "auto", not True'
+    assert problem == f"FAIRLEAD_SERVICES__X__LIMIT: {expected}"
+    quoted = {"FAIRLEAD_SERVER__PORT": "'8124'", "FAIRLEAD_SERVER__IDLE_TIMEOUT": "'2.5'"}
+    server = load(None, quoted).config.server
+    assert (server.port, server.idle_timeout) == (8124, 2.5)
+
+
+def test_no_number_of_any_section_is_a_boolean() -> None:
+    models = {model.__name__: model for model in _models(Config)}
+    taken, numbers = [], 0
+    for name, model in models.items():
+        for key, schema in model.model_json_schema().get("properties", {}).items():
+            forms = schema.get("anyOf", [schema])
+            values = [True for form in forms if form.get("type") in NUMBERS]
+            values += [[True] for form in forms if form.get("items", {}).get("type") in NUMBERS]
+            for value in values:
+                numbers += 1
+                with pytest.raises(ValidationError) as caught:
+                    model.model_validate({key: value, "no_such_key": 1})
+                kinds = {issue["type"] for issue in caught.value.errors() if issue["loc"][0] == key}
+                if not kinds & {"int_type", "float_type"}:
+                    taken.append(f"{name}.{key}")
+    assert taken == []
+    assert numbers > 60
+
+
+def _models(model: type[BaseModel]) -> Iterator[type[BaseModel]]:
+    """The model and those of its fields, at any depth."""
+    yield model
+    waiting: list[Any] = [field.annotation for field in model.model_fields.values()]
+    while waiting:
+        each = waiting.pop()
+        waiting += get_args(each)
+        if isinstance(each, type) and issubclass(each, BaseModel):
+            yield from _models(each)

@@ -46,12 +46,14 @@ from fairlead.domain.config_types import (
     Limit,
     ModelName,
     Name,
+    Number,
     RegionName,
     Seconds,
     Slots,
     Url,
     UserId,
     Weight,
+    Whole,
 )
 from fairlead.domain.config_users import GroupConfig as GroupConfig
 from fairlead.domain.config_users import PlanConfig as PlanConfig
@@ -72,10 +74,10 @@ OPENAI_HOLD_S = 5.0
 
 
 class BackoffConfig(Section):
-    base: Annotated[float, Field(ge=0, le=86400)] = 2.0
-    factor: Annotated[float, Field(ge=1, le=100)] = 2.0
-    max: Annotated[float, Field(ge=0, le=604800)] = 60.0
-    jitter: Annotated[float, Field(ge=0, le=1)] = 0.2
+    base: Annotated[Number, Field(ge=0, le=86400)] = 2.0
+    factor: Annotated[Number, Field(ge=1, le=100)] = 2.0
+    max: Annotated[Number, Field(ge=0, le=604800)] = 60.0
+    jitter: Annotated[Number, Field(ge=0, le=1)] = 0.2
 
 
 class RegionConfig(Section):
@@ -83,7 +85,7 @@ class RegionConfig(Section):
     With `pool`, the calls in this region take a slot of that pool."""
 
     url: Url
-    limit: Annotated[int, Field(ge=1, le=1_000_000)]
+    limit: Annotated[Whole, Field(ge=1, le=1_000_000)]
     weight: Weight = 1.0
     pool: Name | None = None
     rate: RateConfig | None = None
@@ -92,15 +94,15 @@ class RegionConfig(Section):
 class BreakerConfig(Section):
     """The circuit breaker: a region rests for `rest` seconds after `failures` failures in a row (0: it never rests)."""
 
-    failures: Annotated[int, Field(ge=0, le=1000)] = 5
-    rest: Annotated[float, Field(gt=0, le=86400, allow_inf_nan=False)] = 30.0
+    failures: Annotated[Whole, Field(ge=0, le=1000)] = 5
+    rest: Annotated[Number, Field(gt=0, le=86400, allow_inf_nan=False)] = 30.0
 
 
 class ShareConfig(Section):
     """The share of one shard in a service that is split over several shards: its bands and its slots."""
 
     bands: Annotated[list[Literal["high", "medium", "low"]], Field(min_length=1)]
-    limit: Annotated[int, Field(ge=1, le=1_000_000)]
+    limit: Annotated[Whole, Field(ge=1, le=1_000_000)]
 
 
 class ServiceConfig(CostReading, Section):
@@ -122,17 +124,17 @@ class ServiceConfig(CostReading, Section):
     retry_streams: bool = False
     responses: Literal["auto", "pass", "translate"] = "auto"
     timeout: Seconds = 600.0
-    lease_ttl: Annotated[float, Field(ge=1, le=3600)] = 15.0
-    hold_after_crash: Annotated[float, Field(ge=0, le=86400)] | None = None
-    max_attempts: Annotated[int, Field(ge=1, le=1000)] = 3
-    backoff: BackoffConfig | list[Annotated[float, Field(ge=0, le=604800)]] = BackoffConfig()
+    lease_ttl: Annotated[Number, Field(ge=1, le=3600)] = 15.0
+    hold_after_crash: Annotated[Number, Field(ge=0, le=86400)] | None = None
+    max_attempts: Annotated[Whole, Field(ge=1, le=1000)] = 3
+    backoff: BackoffConfig | list[Annotated[Number, Field(ge=0, le=604800)]] = BackoffConfig()
     retry: Literal["auto", "manual"] = "auto"
     resume: Literal["auto", "manual"] = "manual"
     order: Literal["fair", "fifo"] = "fair"
     wait_timeout: Seconds | None = None
     spill_after: Seconds | None = None
     breaker: BreakerConfig = BreakerConfig()
-    user_limit: Annotated[int, Field(ge=1)] | None = None
+    user_limit: Annotated[Whole, Field(ge=1)] | None = None
     rate: RateConfig | None = None
     user_rate: RateConfig | None = None
     pool: Name | None = None
@@ -145,7 +147,7 @@ class ServiceConfig(CostReading, Section):
     format: Literal["envelope", "raw", "openai"] | None = None
     body: dict[str, Any] | None = None
     stream: Literal["sse", "text"] | None = None
-    extract: Annotated[int, Field(ge=0, le=1 << 30)] = 1048576
+    extract: Annotated[Whole, Field(ge=0, le=1 << 30)] = 1048576
     run_in: Literal["thread", "process"] = "thread"
     _handled: bool = PrivateAttr(default=False)
     _reads_cost: CostHook | None = PrivateAttr(default=None)

@@ -11,14 +11,14 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from fairlead.domain.budgets import MAX_AMOUNT, MONEY, MOST, PARTS, UNITS, Budget, Budgets
 from fairlead.domain.config_checks import known
-from fairlead.domain.config_types import Name, UserId
+from fairlead.domain.config_types import Name, Number, UserId, Whole
 from fairlead.domain.costs import TOKENS
 from fairlead.domain.groups import path_of
 from fairlead.domain.rules import SECONDS
 
 MOST_BUDGETS = 200
 
-Amount = Annotated[float, Field(gt=0, le=MOST[SECONDS], allow_inf_nan=False)]
+Amount = Annotated[Number, Field(gt=0, le=MOST[SECONDS], allow_inf_nan=False)]
 
 
 class BudgetConfig(BaseModel):
@@ -33,12 +33,12 @@ class BudgetConfig(BaseModel):
     service: Name | list[Name] | None = None
     seconds: Amount | None = None
     units: Amount | None = None
-    tokens: Annotated[int, Field(ge=1, le=int(MOST[TOKENS]))] | None = None
+    tokens: Annotated[Whole, Field(ge=1, le=int(MOST[TOKENS]))] | None = None
     money: Amount | None = None
     per: Literal["hour", "day", "month"]
     timezone: str = "UTC"
     at_end: Literal["hold", "demote", "refuse"] = "hold"
-    warn_at: list[Annotated[float, Field(gt=0, le=1)]] = [0.8, 1.0]
+    warn_at: list[Annotated[Number, Field(gt=0, le=1)]] = [0.8, 1.0]
 
     @field_validator("timezone")
     @classmethod

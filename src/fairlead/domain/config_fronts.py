@@ -9,7 +9,7 @@ from pydantic import Field, StringConstraints
 
 from fairlead.domain.config_checks import known
 from fairlead.domain.config_sections import Section
-from fairlead.domain.config_types import APP, Name
+from fairlead.domain.config_types import APP, Name, Number
 
 AppName = Annotated[str, StringConstraints(pattern=APP, max_length=255)]
 AppTable = dict[AppName, Name]
@@ -20,7 +20,7 @@ class FalConfig(Section):
     """fal's protocol below `/fal`. A status request of a client that polls is held for up to `hold` seconds."""
 
     apps: AppTable = {}
-    hold: Annotated[float, Field(ge=0, le=100)] = 15.0
+    hold: Annotated[Number, Field(ge=0, le=100)] = 15.0
 
 
 class ReplicateConfig(Section):

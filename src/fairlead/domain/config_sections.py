@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator
 
 from fairlead.domain.config_checks import USER_ID, priority_url_problem
-from fairlead.domain.config_types import FUNCTION, Headers, Name, RegionName, Seconds, Url
+from fairlead.domain.config_types import FUNCTION, Headers, Name, Number, RegionName, Seconds, Url, Whole
 
 
 class Section(BaseModel):
@@ -19,31 +19,31 @@ class Section(BaseModel):
 
 class ServerConfig(Section):
     host: Annotated[str, StringConstraints(min_length=1, max_length=253)] = "127.0.0.1"
-    port: Annotated[int, Field(ge=0, le=65535)] = 8000
+    port: Annotated[Whole, Field(ge=0, le=65535)] = 8000
     certfile: str | None = None
     keyfile: str | None = None
-    max_body: Annotated[int, Field(ge=1024, le=1 << 30)] = 1048576
-    max_batch_body: Annotated[int, Field(ge=1024, le=1 << 30)] = 33554432
-    max_waiting_per_user: Annotated[int, Field(ge=0)] = 0
-    submits_per_minute: Annotated[int, Field(ge=0, le=1_000_000)] = 0
-    max_bulk: Annotated[int, Field(ge=1, le=100_000)] = 10_000
+    max_body: Annotated[Whole, Field(ge=1024, le=1 << 30)] = 1048576
+    max_batch_body: Annotated[Whole, Field(ge=1024, le=1 << 30)] = 33554432
+    max_waiting_per_user: Annotated[Whole, Field(ge=0)] = 0
+    submits_per_minute: Annotated[Whole, Field(ge=0, le=1_000_000)] = 0
+    max_bulk: Annotated[Whole, Field(ge=1, le=100_000)] = 10_000
     allowed_origins: list[str] = []
-    max_head: Annotated[int, Field(ge=4096, le=1 << 20)] = 65536
-    max_headers: Annotated[int, Field(ge=20, le=10_000)] = 100
-    max_url: Annotated[int, Field(ge=1024, le=1 << 20)] = 16384
-    head_timeout: Annotated[float, Field(ge=0.1, le=3600)] = 20.0
-    idle_timeout: Annotated[float, Field(ge=0.1, le=3600)] = 5.0
-    send_timeout: Annotated[float, Field(ge=0.1, le=3600)] = 30.0
-    max_output_readers: Annotated[int, Field(ge=1, le=1_000_000)] = 1000
-    max_connections: Annotated[int, Field(ge=1, le=1_000_000)] = 10_000
+    max_head: Annotated[Whole, Field(ge=4096, le=1 << 20)] = 65536
+    max_headers: Annotated[Whole, Field(ge=20, le=10_000)] = 100
+    max_url: Annotated[Whole, Field(ge=1024, le=1 << 20)] = 16384
+    head_timeout: Annotated[Number, Field(ge=0.1, le=3600)] = 20.0
+    idle_timeout: Annotated[Number, Field(ge=0.1, le=3600)] = 5.0
+    send_timeout: Annotated[Number, Field(ge=0.1, le=3600)] = 30.0
+    max_output_readers: Annotated[Whole, Field(ge=1, le=1_000_000)] = 1000
+    max_connections: Annotated[Whole, Field(ge=1, le=1_000_000)] = 10_000
 
 
 class WorkerConfig(Section):
     """The worker of this process. When it stops, its running calls get `drain_timeout` seconds to finish."""
 
-    concurrency: Annotated[int, Field(ge=1, le=100_000)] = 1000
-    drain_timeout: Annotated[float, Field(ge=0, le=86400)] = 30.0
-    max_result: Annotated[int, Field(ge=1024, le=1 << 30)] = 67108864
+    concurrency: Annotated[Whole, Field(ge=1, le=100_000)] = 1000
+    drain_timeout: Annotated[Number, Field(ge=0, le=86400)] = 30.0
+    max_result: Annotated[Whole, Field(ge=1024, le=1 << 30)] = 67108864
 
 
 class WorkerPoolConfig(Section):
@@ -52,19 +52,19 @@ class WorkerPoolConfig(Section):
     bands: Annotated[list[Literal["high", "medium", "low"]], Field(min_length=1)] | None = None
     services: Annotated[list[Name], Field(min_length=1)] | None = None
     regions: Annotated[list[RegionName], Field(min_length=1)] | None = None
-    concurrency: Annotated[int, Field(ge=1, le=100_000)] | None = None
+    concurrency: Annotated[Whole, Field(ge=1, le=100_000)] | None = None
 
 
 class ManagerConfig(Section):
     """The manager. If the leader stops renewing its lease, another manager takes over after `leader_ttl` seconds."""
 
-    leader_ttl: Annotated[float, Field(ge=2, le=300)] = 10.0
+    leader_ttl: Annotated[Number, Field(ge=2, le=300)] = 10.0
 
 
 class TurnsConfig(Section):
     """Turns. A waiting turn whose caller is absent keeps its place in the queue for `grace` seconds."""
 
-    grace: Annotated[float, Field(ge=0, le=86400)] = 60.0
+    grace: Annotated[Number, Field(ge=0, le=86400)] = 60.0
 
 
 class OpenAIConfig(Section):
@@ -73,7 +73,7 @@ class OpenAIConfig(Section):
     answers are erased soon after the end of their jobs."""
 
     keepalive_after: Seconds = 45.0
-    grace: Annotated[float, Field(ge=0, le=86400)] = 30.0
+    grace: Annotated[Number, Field(ge=0, le=86400)] = 30.0
     keep: Literal["results", "nothing"] = "results"
 
 
@@ -81,12 +81,12 @@ class ArtifactsConfig(Section):
     """Files and large values. `url` is a directory, or a bucket such as `s3://bucket/prefix`."""
 
     url: Annotated[str, StringConstraints(min_length=1, max_length=2000)] | None = None
-    threshold: Annotated[int, Field(ge=1024, le=1 << 30)] = 262144
-    max_file: Annotated[int, Field(ge=1024, le=1 << 40)] = 1073741824
-    max_user_bytes: Annotated[int, Field(ge=1, le=1 << 50)] | None = None
-    max_inline: Annotated[int, Field(ge=1024, le=1 << 30)] = 16777216
-    orphan_after: Annotated[float, Field(ge=1, le=604800)] = 3600.0
-    ticket_ttl: Annotated[float, Field(ge=1, le=604800)] = 3600.0
+    threshold: Annotated[Whole, Field(ge=1024, le=1 << 30)] = 262144
+    max_file: Annotated[Whole, Field(ge=1024, le=1 << 40)] = 1073741824
+    max_user_bytes: Annotated[Whole, Field(ge=1, le=1 << 50)] | None = None
+    max_inline: Annotated[Whole, Field(ge=1024, le=1 << 30)] = 16777216
+    orphan_after: Annotated[Number, Field(ge=1, le=604800)] = 3600.0
+    ticket_ttl: Annotated[Number, Field(ge=1, le=604800)] = 3600.0
     public_url: Url | None = None
     presign: bool = False
 
@@ -97,10 +97,10 @@ class PriorityConfig(Section):
 
     url: Url | None = None
     headers: Headers = {}
-    timeout: Annotated[float, Field(gt=0, le=30)] = 0.5
-    cache: Annotated[float, Field(ge=0, le=86400)] = 60.0
-    breaker_after: Annotated[int, Field(ge=1, le=1000)] = 5
-    breaker_rest: Annotated[float, Field(gt=0, le=3600)] = 10.0
+    timeout: Annotated[Number, Field(gt=0, le=30)] = 0.5
+    cache: Annotated[Number, Field(ge=0, le=86400)] = 60.0
+    breaker_after: Annotated[Whole, Field(ge=1, le=1000)] = 5
+    breaker_rest: Annotated[Number, Field(gt=0, le=3600)] = 10.0
 
     @field_validator("url")
     @classmethod
@@ -123,4 +123,4 @@ class CeleryConfig(Section):
     app: Annotated[str, StringConstraints(pattern=FUNCTION)] | None = None
     broker_url: Annotated[str, StringConstraints(min_length=1, max_length=2000)] | None = None
     result_backend: Annotated[str, StringConstraints(min_length=1, max_length=2000)] | None = None
-    lost_after: Annotated[float, Field(ge=0, le=86400, allow_inf_nan=False)] = 30.0
+    lost_after: Annotated[Number, Field(ge=0, le=86400, allow_inf_nan=False)] = 30.0

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, Discriminator, Field, StringConstraints, Tag
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, StringConstraints, Tag
+from pydantic_core import PydanticKnownError
 
 from fairlead.domain.groups import GROUP_NAME
 from fairlead.domain.user_priority import MAX_WEIGHT
@@ -28,10 +29,24 @@ MEANING = {
     TASK: "must be the registered name of a Celery task, for example myapp.tasks.generate",
 }
 
+
+def _no_boolean(error: Literal["int_type", "float_type"]) -> BeforeValidator:
+    """Refuses booleans where a number is expected: pydantic would read true as 1."""
+
+    def checked(value: Any) -> Any:
+        if isinstance(value, bool):
+            raise PydanticKnownError(error)
+        return value
+
+    return BeforeValidator(checked)
+
+
+Whole = Annotated[int, _no_boolean("int_type")]
+Number = Annotated[float, _no_boolean("float_type")]
 Name = Annotated[str, StringConstraints(pattern=NAME)]
 GroupName = Annotated[str, StringConstraints(pattern=GROUP_NAME)]
 RegionName = Annotated[str, StringConstraints(pattern=REGION_NAME)]
-Seconds = Annotated[float, Field(gt=0, le=10 * 365 * 86400, allow_inf_nan=False)]
+Seconds = Annotated[Number, Field(gt=0, le=10 * 365 * 86400, allow_inf_nan=False)]
 
 
 def _checked_url(url: str) -> str:
@@ -49,14 +64,14 @@ def _checked_url(url: str) -> str:
 Url = Annotated[str, StringConstraints(pattern=URL, max_length=2000), AfterValidator(_checked_url)]
 AUTO_KEYS = ("min", "max", "latency_target")
 AUTO: Final = "auto"
-Slots = Annotated[int, Field(ge=1, le=1_000_000)]
+Slots = Annotated[Whole, Field(ge=1, le=1_000_000)]
 BRANCHES = ("a number", "a word")
 # With a discriminator, pydantic reports an invalid number as such, and not also as an invalid "auto".
 Limit = Annotated[
     Annotated[Slots, Tag(BRANCHES[0])] | Annotated[Literal["auto"], Tag(BRANCHES[1])],
     Discriminator(lambda value: BRANCHES[value == AUTO]),
 ]
-Weight = Annotated[float, Field(gt=0, le=MAX_WEIGHT, allow_inf_nan=False)]
+Weight = Annotated[Number, Field(gt=0, le=MAX_WEIGHT, allow_inf_nan=False)]
 ModelName = Annotated[str, StringConstraints(min_length=1, max_length=255, pattern=MODEL)]
 UserId = Annotated[str, StringConstraints(min_length=1, max_length=255)]
 

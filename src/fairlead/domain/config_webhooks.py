@@ -8,7 +8,7 @@ from pydantic import Field, StringConstraints, field_validator, model_validator
 
 from fairlead.domain import webhooks
 from fairlead.domain.config_sections import Section
-from fairlead.domain.config_types import Name, Seconds, Url, UserId
+from fairlead.domain.config_types import Name, Number, Seconds, Url, UserId, Whole
 
 
 class WebhookEndpointConfig(Section):
@@ -37,8 +37,8 @@ class WebhooksConfig(Section):
 
     allow_http: bool = False
     allow_private: bool = False
-    timeout: Annotated[float, Field(ge=0.1, le=120)] = 20.0
-    concurrency: Annotated[int, Field(ge=1, le=1000)] = 64
+    timeout: Annotated[Number, Field(ge=0.1, le=120)] = 20.0
+    concurrency: Annotated[Whole, Field(ge=1, le=1000)] = 64
     keep: Seconds = 604800.0
     endpoints: dict[Name, WebhookEndpointConfig] = {}
 

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
+from fairlead.domain.config_types import Number, Whole
 from fairlead.domain.costs import MAX_UNITS
 from fairlead.domain.rates import Rate
 
@@ -13,7 +14,7 @@ MAX_REQUESTS = 1_000_000
 LONGEST_PER = 86400.0
 SHORTEST_PER = 1.0
 
-Units = Annotated[float, Field(gt=0, le=MAX_UNITS, allow_inf_nan=False)]
+Units = Annotated[Number, Field(gt=0, le=MAX_UNITS, allow_inf_nan=False)]
 
 
 class RateConfig(BaseModel):
@@ -22,10 +23,10 @@ class RateConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    requests: Annotated[int, Field(ge=1, le=MAX_REQUESTS)] | None = None
+    requests: Annotated[Whole, Field(ge=1, le=MAX_REQUESTS)] | None = None
     tokens: Units | None = None
     units: Units | None = None
-    per: Annotated[float, Field(ge=SHORTEST_PER, le=LONGEST_PER, allow_inf_nan=False)] = 60.0
+    per: Annotated[Number, Field(ge=SHORTEST_PER, le=LONGEST_PER, allow_inf_nan=False)] = 60.0
 
     @model_validator(mode="after")
     def _limits_something(self) -> RateConfig:
@@ -45,13 +46,13 @@ class PoolConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    limit: Annotated[int, Field(ge=1, le=1_000_000)]
+    limit: Annotated[Whole, Field(ge=1, le=1_000_000)]
     rate: RateConfig | None = None
 
 
 POOL_BRANCHES = ("a limit", "a table")
 Pool = Annotated[
-    Annotated[int, Field(ge=1, le=1_000_000), Tag(POOL_BRANCHES[0])] | Annotated[PoolConfig, Tag(POOL_BRANCHES[1])],
+    Annotated[Whole, Field(ge=1, le=1_000_000), Tag(POOL_BRANCHES[0])] | Annotated[PoolConfig, Tag(POOL_BRANCHES[1])],
     Discriminator(lambda value: POOL_BRANCHES[isinstance(value, dict | PoolConfig)]),
 ]
 

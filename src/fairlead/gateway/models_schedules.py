@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, StrictFloat
 
 from fairlead.domain.job import JobStatus, Priority
 from fairlead.domain.schedules import MAX_CRON, MAX_TIMEZONE
@@ -50,7 +50,7 @@ class ScheduleFields(Shape):
     cron: Annotated[str, Field(min_length=1, max_length=MAX_CRON)] | None = Field(
         None, description="Five fields, or six with the second first. Either this or `every`."
     )
-    every: float | None = Field(None, ge=1, le=366 * 86400, description="Seconds between two runs.")
+    every: StrictFloat | None = Field(None, ge=1, le=366 * 86400, description="Seconds between two runs.")
     timezone: Annotated[str, Field(min_length=1, max_length=MAX_TIMEZONE)] | None = Field(
         None, description="Of the cron expression, for example Europe/Berlin. Default: UTC."
     )
@@ -62,8 +62,8 @@ class ScheduleFields(Shape):
     )
     input_data: dict[str, Any] | None = None
     priority: Priority | None = None
-    deadline: float | None = Field(None, gt=0, le=315360000, description="Seconds after the submit.")
-    cost: float | None = Field(None, gt=0)
+    deadline: StrictFloat | None = Field(None, gt=0, le=315360000, description="Seconds after the submit.")
+    cost: StrictFloat | None = Field(None, gt=0)
     metadata: dict[str, Any] | None = None
     region: str | None = None
     allowed_regions: Annotated[list[str], Field(min_length=1, max_length=32)] | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -127,6 +128,31 @@ def test_everything_else_is_refused_when_the_expression_is_parsed(expression: st
         cost_expression.parsed(expression)
 
 
+@pytest.mark.parametrize(
+    ("expression", "problem"),
+    [
+        ("input", "input is an object, not a number"),
+        ("2 * input", "input is an object, not a number"),
+        ("default(input, 5)", "default(input, 5) is an object, not a number"),
+        ("input.steps > 20", "input.steps > 20 is a boolean, not a number"),
+        ("not input.hd", "not input.hd is a boolean, not a number"),
+        ("'a' if input.hd else input", "'a' if input.hd else input is text, not a number"),
+        ("input.zero == 1 or 'b'", "input.zero == 1 or 'b' is a boolean, not a number"),
+    ],
+)
+def test_what_is_a_number_for_no_input_is_refused_when_the_expression_is_parsed(expression: str, problem: str) -> None:
+    with pytest.raises(CostError, match=re.escape(problem)):
+        cost_expression.parsed(expression)
+
+
+@pytest.mark.parametrize(
+    ("expression", "cost"),
+    [("input.steps if input.hd else 'a'", 20.0), ("input.hd and input.steps", 20.0), ("input.zero or 4", 4.0)],
+)
+def test_what_is_a_number_for_some_inputs_is_computed(expression: str, cost: float) -> None:
+    assert cost_expression.parsed(expression)(INPUT) == cost
+
+
 def service(**options: Any) -> ServiceConfig:
     return ServiceConfig.model_validate({"limit": 1, "url": "http://gpu/run", **options})
 
@@ -181,6 +207,8 @@ def test_a_broken_expression_and_a_charge_without_its_unit_are_refused_at_start(
             service(cost=never)
     with pytest.raises(ValidationError, match="cost: 'free' is text, not a number"):
         service(cost="'free'")
+    with pytest.raises(ValidationError, match="cost: input is an object, not a number"):
+        service(cost="input")
     with pytest.raises(ValidationError, match='charge = "tokens" needs cost_unit = "tokens", but it is "seconds"'):
         service(charge="tokens")
     assert service(charge="tokens", cost_unit="tokens").rules("flux").charge == "tokens"

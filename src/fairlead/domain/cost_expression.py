@@ -95,7 +95,28 @@ def reader_of(cost: object) -> Callable[[Any], float] | None:
 
 def _number_part(node: ast.expr, depth: int) -> Part:
     part, source = _part(node, depth + 1), ast.unparse(node)
+    if (kind := _never_a_number(node)) is not None:
+        raise CostError(f"{source} is {kind}, not a number")
     return lambda params: _as_number(part(params), source)
+
+
+def _never_a_number(node: ast.expr) -> str | None:
+    """The type of a part that is a number for no input; None if it may be one. The input itself is an object."""
+    match node:
+        case ast.Name() | ast.Call(func=ast.Name(id="default"), args=[ast.Name(), _]):
+            return json_type({})
+        case ast.Constant(value=str() as text):
+            return _kind(text)
+        case ast.Compare() | ast.UnaryOp(op=ast.Not()):
+            return json_type(True)
+        case ast.IfExp(body=yes, orelse=no):
+            values = [yes, no]
+        case ast.BoolOp(values=values):
+            pass
+        case _:
+            return None
+    kinds = [_never_a_number(value) for value in values]
+    return None if None in kinds else kinds[0]
 
 
 def _as_number(value: Any, source: str) -> float:

@@ -62,6 +62,11 @@ async def spend(app: Fairlead, tokens: int, user: str = "ada") -> None:
     await (await app.submit("chat", {"n": tokens}, user_id=user)).result(20)
 
 
+def assert_nothing_left(refused: httpx2.Response, budget: str) -> None:
+    assert (refused.headers["X-Fairlead-Budget"], refused.headers["X-Fairlead-Budget-Remaining"]) == (budget, "0")
+    assert 0 < int(refused.headers["X-Fairlead-Budget-Reset"]) <= 31 * 86400 + 3600
+
+
 async def held(app: Fairlead, job_id: str) -> None:
     async with asyncio.timeout(20):
         while (await app.get(job_id)).status != "RETRYING":
@@ -118,12 +123,15 @@ async def test_a_spent_budget_refuses_new_jobs_and_keeps_accepted_ones(tmp_path:
         assert (refused.status_code, problem["code"], problem["retryable"]) == (402, "budget_spent", False)
         assert problem["details"]["budget"] == "daily"
         assert (problem["details"]["amount"], problem["details"]["used"]) == (100.0, 100.0)
+        assert_nothing_left(refused, "daily")
         again = await client.post(JOBS, json=body, headers=key)
         assert (again.status_code, again.json()["job_id"]) == (202, first.json()["job_id"])
         bulk = await client.post(f"{JOBS}/bulk", json={"jobs": [{**body, "user_id": "bob"}, body]})
         assert (bulk.status_code, bulk.json()["pointer"]) == (402, "/jobs/1")
+        assert_nothing_left(bulk, "daily")
         batch = await client.post("/api/v1/batches", json={"user_id": "ada", "items": [{**body}]})
         assert batch.status_code == 402
+        assert_nothing_left(batch, "daily")
         with pytest.raises(BudgetSpent):
             await app.submit("chat", {"n": 1}, user_id="ada")
         await spend(app, 1, "bob")
@@ -139,6 +147,7 @@ async def test_the_openai_front_answers_insufficient_quota_which_clients_do_not_
         assert refused.json()["error"]["code"] == refused.json()["error"]["type"] == "insufficient_quota"
         assert refused.headers["x-should-retry"] == "false"
         assert "retry-after" not in refused.headers
+        assert_nothing_left(refused, "daily")
 
 
 async def test_a_turn_is_refused_because_its_caller_cannot_wait_for_the_next_window(tmp_path: Path) -> None:

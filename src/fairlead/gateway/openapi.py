@@ -15,7 +15,7 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from fairlead.errors import FairleadError, InvalidInput, NotFound, TooLarge, Unavailable, UnknownFeature
+from fairlead.errors import BudgetSpent, FairleadError, InvalidInput, NotFound, TooLarge, Unavailable, UnknownFeature
 from fairlead.gateway import (
     models,
     models_admin,
@@ -198,6 +198,8 @@ def _errors(errors: tuple[Error, ...]) -> Responses:
             response["headers"] = {"Retry-After": {"description": "Seconds.", "schema": {"type": "integer"}}}
         if error is RateLimited:
             response["headers"] |= headers_of(RATE_HEADERS)
+        if error is BudgetSpent:
+            response["headers"] = headers_of(BUDGET_HEADERS)
     return responses
 
 

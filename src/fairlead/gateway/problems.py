@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
 import orjson
@@ -18,7 +19,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Scope
 
-from fairlead.errors import FairleadError, InvalidInput, NotFound, RequestError, Unavailable
+from fairlead.errors import BudgetSpent, FairleadError, InvalidInput, NotFound, RequestError, Unavailable
 from fairlead.gateway.fronts.fal import errors as fal_errors
 from fairlead.gateway.fronts.openai.errors import is_front, openai_error
 
@@ -238,6 +239,9 @@ def problem_response(error: BaseException, scope: Scope) -> Response:
     retry_after = getattr(error, "retry_after", None)
     if retry_after is not None and body["retryable"]:
         headers["Retry-After"] = str(max(1, math.ceil(retry_after)))
+    if isinstance(error, BudgetSpent):
+        spent, app = error.details, scope["app"].state.fairlead
+        headers |= budget_headers(spent["budget"], 0, spent["until"], app.now())
     if isinstance(error, Unauthorized):
         headers["WWW-Authenticate"] = 'Bearer realm="fairlead"'
     if isinstance(error, MethodNotAllowed):
@@ -253,6 +257,16 @@ def problem_response(error: BaseException, scope: Scope) -> Response:
     if fal_errors.is_front(scope):
         return fal_errors.of_problem(body, headers)
     return Response(orjson.dumps(body, default=str), body["status"], headers, MEDIA_TYPE)
+
+
+def budget_headers(budget: str, remaining: float, window_end: str, now: float) -> dict[str, str]:
+    """The headers that show what is left of a budget, for accepted and for refused requests."""
+    seconds = datetime.fromisoformat(window_end).timestamp() - now
+    return {
+        "X-Fairlead-Budget": budget,
+        "X-Fairlead-Budget-Remaining": f"{remaining:.15g}",
+        "X-Fairlead-Budget-Reset": str(max(0, math.ceil(seconds))),
+    }
 
 
 # ---------------------------------------------------------------- errors of FastAPI and Starlette

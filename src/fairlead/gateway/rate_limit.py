@@ -14,7 +14,6 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
@@ -23,7 +22,7 @@ from fairlead.app.handle import Receipt
 from fairlead.domain.submission import MAX_USER_ID, Submission
 from fairlead.errors import RequestError
 from fairlead.gateway.permissions import caller_of
-from fairlead.gateway.problems import RATE_HEADERS, RateLimited
+from fairlead.gateway.problems import RATE_HEADERS, RateLimited, budget_headers
 from fairlead.gateway.request_parsing import trace_of
 from fairlead.gateway.responses import fairlead_of
 
@@ -173,7 +172,7 @@ async def accept_jobs(
     options["trace"] = trace_of(request)
     if rate is None:
         receipts = await app.jobs.accept(jobs, **options)
-        return receipts, budget_headers(receipts, app)
+        return receipts, _budget_headers(receipts, app)
     over_limit = False
     try:
         headers = rate.take(jobs)
@@ -189,17 +188,10 @@ async def accept_jobs(
         raise
     if repeated := [job for job, receipt in zip(jobs, receipts, strict=True) if receipt.replayed]:
         headers = rate.give_back(repeated)
-    return receipts, headers | budget_headers(receipts, app)
+    return receipts, headers | _budget_headers(receipts, app)
 
 
-def budget_headers(receipts: Sequence[Receipt], app: Fairlead) -> dict[str, str]:
+def _budget_headers(receipts: Sequence[Receipt], app: Fairlead) -> dict[str, str]:
     """The headers that show what is left of a budget. Empty if no budget concerns the jobs."""
     budget = receipts[0].budget if receipts else None
-    if budget is None:
-        return {}
-    seconds = datetime.fromisoformat(budget.window_end).timestamp() - app.now()
-    return {
-        "X-Fairlead-Budget": budget.budget,
-        "X-Fairlead-Budget-Remaining": f"{budget.remaining:.15g}",
-        "X-Fairlead-Budget-Reset": str(max(0, math.ceil(seconds))),
-    }
+    return {} if budget is None else budget_headers(budget.budget, budget.remaining, budget.window_end, app.now())

@@ -11,9 +11,9 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_origin
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from fairlead.domain.config import BRANCHES, MEANING, Config
 from fairlead.domain.config_checks import contradictions, too_many_ways, unknown_in_worker_pools, unknown_plans
@@ -232,13 +232,14 @@ def explained(
     source: str,
     section: str | None = None,
     variables: Mapping[tuple[str, ...], str] | None = None,
+    model: type[BaseModel] = Config,
 ) -> list[str]:
     """Format each error as `source: key: what is allowed`. The source is the file or the environment variable with the
-    error."""
+    error. `model` is what was validated."""
     prefix = f"{section}." if section else ""
     messages = []
     for issue in error.errors():
-        text = _explain(issue)
+        text = _explain(issue, model)
         if text is not None:
             key = _key(issue["loc"])
             messages.append(f"{_variable(key, variables or {}) or source}: {prefix}{key}: {text}")
@@ -296,7 +297,7 @@ def _key(location: tuple[int | str, ...]) -> str:
     return ".".join(str(part) for part in location if part not in branches and not str(part).startswith(types))
 
 
-def _explain(issue: Any) -> str | None:
+def _explain(issue: Any, model: type[BaseModel]) -> str | None:
     """One validation error in words; None if other errors already report it."""
     match issue["type"]:
         case "model_type" | "list_type" if "backoff" in issue["loc"]:
@@ -310,7 +311,7 @@ def _explain(issue: Any) -> str | None:
         case "missing":
             return "is required"
         case "extra_forbidden":
-            return f"unknown key; {_similar(issue['loc'])}see docs/configuration.md"
+            return f"unknown key; {_similar(issue['loc'], model)}see docs/configuration.md"
         case "string_pattern_mismatch":
             pattern = issue["ctx"]["pattern"]
             return f"{MEANING.get(pattern, f'must match {pattern}')}, not {_shown(issue['input'])}"
@@ -324,14 +325,30 @@ def _explain(issue: Any) -> str | None:
             return f"{text}, not {_shown(issue['input'])}"
 
 
-def _similar(location: tuple[int | str, ...]) -> str:
-    """The question `did you mean ...?`, if there is a key with a similar name; otherwise empty."""
-    schema = Config.model_json_schema()
-    nested = [key for section in schema["$defs"].values() for key in section.get("properties", ())]
-    keys = {*schema["properties"], *nested}
-    written = str(location[-1])
-    matches = [] if written in keys else difflib.get_close_matches(written, sorted(keys), n=1, cutoff=0.75)
+def _similar(location: tuple[int | str, ...], model: type[BaseModel]) -> str:
+    """The question `did you mean ...?`, if the same section has a key with a similar name; otherwise empty."""
+    *section, written = map(str, location)
+    matches = difflib.get_close_matches(written, _keys_of(section, model), n=1, cutoff=0.75)
     return f"did you mean {matches[0]!r}? " if matches else ""
+
+
+def _keys_of(section: list[str], model: type[BaseModel]) -> list[str]:
+    """The keys that a section within the model may have."""
+    parts = iter(section)
+    for part in parts:
+        field = model.model_fields.get(part)  # None: the branch of a union, which pydantic adds
+        inner = None if field is None else _model_in(field.annotation)
+        if field is not None and inner is not None:
+            model = inner
+            if get_origin(field.annotation) is dict:
+                next(parts, None)  # the name of the section
+    return sorted(model.model_fields)
+
+
+def _model_in(annotation: Any) -> type[BaseModel] | None:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next(filter(None, map(_model_in, get_args(annotation))), None)
 
 
 def _shown(value: Any) -> str:

@@ -201,6 +201,28 @@ def test_no_key_is_suggested_for(key: str) -> None:
     assert problem == f"fairlead.toml: services.x.{key}: unknown key; see docs/configuration.md"
 
 
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("[budgets.b]\ntokens = 1\nper = 'day'\napples = 1\n", "budgets.b.apples: unknown key; see"),
+        ("[budgets.b]\ntoken = 1\nper = 'day'\n", "budgets.b.token: unknown key; did you mean 'tokens'?"),
+        ("[services.rate]\nlimit = 1\ntimeouts = 1\n", "services.rate.timeouts: unknown key; did you mean 'timeout'?"),
+        ("[services.x]\nlimit = 1\nrate = { request = 1 }\n", "x.rate.request: unknown key; did you mean 'requests'?"),
+        ("[services.x]\nlimit = 1\nrate = { requests = 1, units_per = 1 }\n", "x.rate.units_per: unknown key; see"),
+        (
+            "[services.x]\nlimit = 1\nbackoff = { factors = 2 }\n",
+            "backoff.factors: unknown key; did you mean 'factor'?",
+        ),
+        ("[pools]\ngpu = { limit = 1, rates = 1 }\n", "pools.gpu.rates: unknown key; did you mean 'rate'?"),
+        ("[prices.x.models.m]\nper_calls = 1\n", "prices.x.models.m.per_calls: unknown key; did you mean 'per_call'?"),
+        ("[webhooks.w]\nurl = 'https://a'\nsecrets = 'x'\n", "w.secrets: unknown key; did you mean 'secret'?"),
+        ("[server]\nlimits = 1\n", "server.limits: unknown key; see"),
+    ],
+)
+def test_a_suggested_key_is_one_of_the_same_section(text: str, problem: str) -> None:
+    assert any(problem in each for each in problems(text)), problems(text)
+
+
 def test_a_service_has_exactly_one_executor() -> None:
     (problem,) = problems('[services.x]\nlimit = 1\nurl = "http://a/b"\nfunction = "a:b"\n')
     assert "services.x" in problem

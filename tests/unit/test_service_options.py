@@ -47,6 +47,9 @@ def test_an_unknown_option_is_named() -> None:
         @app.service(limit=1, limits=2)  # type: ignore[call-arg]
         async def paint(call: fairlead.Call) -> None: ...
 
+    with pytest.raises(ConfigError, match=r"schedules.nightly.crons: unknown key; did you mean 'cron'\? see docs/"):
+        app.schedule("nightly", "paint", crons="0 6 * * *")  # type: ignore[call-arg]
+
 
 def test_a_decorator_without_parentheses_is_refused() -> None:
     async def paint(call: fairlead.Call) -> None: ...

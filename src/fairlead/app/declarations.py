@@ -141,7 +141,7 @@ class Declarations:
                 self._replace(services={**self.config.services, service_name: service})
             except ValidationError as error:
                 source = f"{decorator} on {handler.__name__}"
-                raise ConfigError(configuration.explained(error, source, service_name)) from None
+                raise ConfigError(configuration.explained(error, source, service_name, model=ServiceConfig)) from None
             self.handlers[service_name] = handler
             return handler
 
@@ -182,7 +182,8 @@ class Declarations:
         try:
             self._replace(schedules={**self.config.schedules, name: ScheduleConfig.model_validate(fields)})
         except ValidationError as error:
-            raise ConfigError(configuration.explained(error, f"{source}({name!r})", f"schedules.{name}")) from None
+            problems = configuration.explained(error, f"{source}({name!r})", f"schedules.{name}", model=ScheduleConfig)
+            raise ConfigError(problems) from None
 
     def cron(self, expression: str, name: str | None, options: ScheduleOptions) -> Callable[[H], H]:
         """Return a decorator that declares a schedule for its function, and the service if it is not declared yet."""

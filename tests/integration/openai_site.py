@@ -66,6 +66,17 @@ async def open_front(
         yield Front(app, upstream, f"http://127.0.0.1:{port}")
 
 
+async def disconnect_after(client: Any, text: str) -> None:
+    """Ask as ada for a stream, and disconnect as soon as it has this text."""
+    stream = await client.chat.completions.create(model="llama", messages=HELLO, user="ada", stream=True)
+    received = ""
+    async for chunk in stream:
+        received += chunk.choices[0].delta.content or ""
+        if received == text:
+            break
+    await stream.close()
+
+
 @asynccontextmanager
 async def second_gateway(front: Front) -> AsyncIterator[Front]:
     """Another gateway process on the same engines, here in the same Python process."""

@@ -22,7 +22,7 @@ from fairlead.domain.openai import form_fields
 from fairlead.errors import InvalidInput
 from fairlead.executors import openai as executor
 from fairlead.gateway.fronts.openai import answers
-from tests.integration.openai_site import ADMIN, HELLO, Front, open_front
+from tests.integration.openai_site import ADMIN, HELLO, Front, disconnect_after, open_front
 from tests.openai_upstream import PATIENCE_S, WORDS, chat, closing, refusing, running_upstream, sending
 
 TEXT = "".join(WORDS)
@@ -431,6 +431,18 @@ async def test_a_client_that_disconnects_cancels_its_job_and_frees_the_slot(tmp_
         await client.chat.completions.create(model="llama", messages=HELLO)
         jobs = (await front.app.list_jobs(user_id="ada")).data
         assert [job.status for job in jobs] == [JobStatus.CANCELLED]
+
+
+async def test_a_stream_whose_client_disconnects_counts_the_tokens_that_came(tmp_path: Path) -> None:
+    """The upstream reports its usage at the end of a stream, so an event with output counts as one token."""
+    prices = {"llama": {"models": {"llama": {"per_million_tokens_out": 1e6}}}}
+    async with open_front(tmp_path, service={"limit": 1}, prices=prices) as front, front.client() as client:
+        front.upstream.gate.clear()
+        await disconnect_after(client, "".join(WORDS[:2]))
+        await front.upstream.reaches(open=0)
+        found = await front.app.usage(group_by="user,model,outcome", interval="total")
+    shown = [(row.groups, row.calls, row.tokens_out, row.price) for row in found.data]
+    assert shown == [({"user": "ada", "model": "llama", "outcome": "cancelled"}, 1, 2, 2 * 10**9)]
 
 
 async def test_white_space_keeps_a_slow_request_alive(tmp_path: Path) -> None:

@@ -15,8 +15,8 @@ from fairlead.domain.front_readers import Reader, Readers
 from fairlead.domain.job import JobStatus
 from fairlead.errors import Unavailable
 from fairlead.store.port import ChangeReader
-from tests.integration.openai_site import Front, open_front, second_gateway
-from tests.openai_upstream import PATIENCE_S, refusing
+from tests.integration.openai_site import Front, disconnect_after, open_front, second_gateway
+from tests.openai_upstream import PATIENCE_S, WORDS, refusing
 
 ASK = {"model": "llama", "messages": [{"role": "user", "content": "Hello"}], "user": "ada"}
 AGAIN = {"x-stainless-retry-count": "1"}
@@ -183,10 +183,10 @@ async def test_a_cancellation_that_fails_is_tried_again(front: Front, monkeypatc
     cancel = front.app.jobs.cancel
     failures = [Unavailable("the database is away")] * 2
 
-    async def failing(job_id: str) -> Any:
+    async def failing(job_id: str, **known: Any) -> Any:
         if failures:
             raise failures.pop()
-        return await cancel(job_id)
+        return await cancel(job_id, **known)
 
     monkeypatch.setattr(front.app.jobs, "cancel", failing)
     monkeypatch.setattr("fairlead.app.front_requests.PAUSES_S", (0.01, 0.01), raising=False)
@@ -279,6 +279,20 @@ async def test_a_job_whose_gateway_is_gone_is_cancelled_after_the_grace_time(tmp
         job = await front.app.wait(receipt.job_id, 20)
         assert job.status is JobStatus.CANCELLED
         await front.upstream.reaches(open=0)
+
+
+async def test_the_gateway_of_a_client_that_disconnects_counts_the_tokens_that_came(
+    tmp_path: Path, distributed: dict[str, str]
+) -> None:
+    """The call runs in another process, so the gateway counts the events in the output log."""
+    async with open_front(tmp_path, engines=distributed) as first, second_gateway(first) as second:
+        first.upstream.gate.clear()
+        async with second.client() as client:
+            await disconnect_after(client, "".join(WORDS[:2]))
+            await first.upstream.reaches(open=0)
+        [row] = (await first.app.usage(group_by="user,model,outcome", interval="total")).data
+        assert row.groups == {"user": "ada", "model": "llama", "outcome": "cancelled"}
+        assert (row.calls, row.tokens_in, row.tokens_out) == (1, 0, 2)
 
 
 async def test_a_job_with_readers_at_two_gateways_goes_on_until_the_last_one_leaves(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import csv
 import io
 from collections.abc import AsyncIterator
@@ -97,6 +98,31 @@ async def test_jobs_turns_and_failures_are_summed_up_with_their_prices(http: htt
     (day,) = await rows(http, user="ada", service="chat", model="small")
     assert (day["calls"], day["tokens_in"], day["tokens_out"], day["reported"]) == (1, 3, 2, 1)
     assert day["start"].endswith("T00:00:00.000Z")
+
+
+async def test_a_cancelled_call_counts_what_its_handler_has_reported(tmp_path: Path) -> None:
+    app = Fairlead(
+        Settings(Config.model_validate({"prices": {"long": {"per_call": 2.0}}}), f"sqlite:///{tmp_path}/a.db")
+    )
+    reported = asyncio.Event()
+
+    @app.service("long", limit=2)
+    async def long(call: Call) -> None:
+        call.report_usage(tokens_in=10, tokens_out=50)
+        reported.set()
+        await asyncio.Event().wait()
+
+    async with app.running():
+        alone = await app.submit("long", {}, user_id="ada")
+        await reported.wait()
+        await app.cancel(alone.id)
+        reported.clear()
+        batch = await app.submit_batch([{"feature_name": "long"}], user_id="bob")
+        await reported.wait()
+        await app.cancel_batch(batch.id)
+        found = await app.usage(group_by="user,outcome", interval="total")
+    shown = [(row.groups, row.calls, row.tokens_in, row.tokens_out) for row in found.data]
+    assert shown == [({"user": user, "outcome": "cancelled"}, 1, 10, 50) for user in ("ada", "bob")]
 
 
 async def test_pages_csv_json_lines_and_the_client_have_the_same_rows(app: Fairlead) -> None:

@@ -324,7 +324,7 @@ class Batches:
         owner = await self._require(batch_id)
         async with self._audit.many(act_of(who, audit.CANCEL_BATCH, batch_id, user_id=owner)) as outcome:
             outcome["cancelled"] = 0
-            async for moved in self._moved(batch_id, OPEN, lambda job, now: transitions.cancel(job, now=now)):
+            async for moved in self._moved(batch_id, OPEN, self._commands.cancelling()):
                 outcome["cancelled"] += moved
         if not outcome["cancelled"]:
             raise WrongState("every item of this batch has ended already", details={"cancelled": 0})

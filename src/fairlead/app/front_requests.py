@@ -6,15 +6,19 @@ import asyncio
 import logging
 from dataclasses import dataclass
 
+import orjson
 from uuid_utils import uuid4, uuid7
 
+from fairlead.app.job_commands import StreamedUsage
 from fairlead.app.jobs import Jobs
 from fairlead.app.runtime import Runtime
 from fairlead.artifacts.values import load_record
 from fairlead.domain.fast_dataclass import fast_dataclass
 from fairlead.domain.front_readers import NONE, Reader, Readers, key_prefix
 from fairlead.domain.job import Job, JobStatus
+from fairlead.domain.model_stats import streamed_usage
 from fairlead.domain.openai import RETRIED_BY_CLIENTS, FrontAnswer
+from fairlead.domain.output import Entry, Position
 from fairlead.errors import FairleadError, IdempotencyMismatch, Unavailable
 from fairlead.store.port import ChangeReader, Done
 
@@ -155,10 +159,28 @@ class FrontRequests:
             # An earlier attempt, whose outcome was not known, may have written `left` already.
             if left == readers or await self._replace_readers(reading, readers, left):
                 if left.requests == (Reader(NONE, reading.reader.request),):
-                    await self._jobs.cancel(reading.job_id)
+                    await self._jobs.cancel(reading.job_id, streamed=await self._streamed(reading.job_id))
                 return
             found = await self._runtime.store.newest_submit(reading.user_id, reading.key)
             readers = Readers.of(found[2]) if found is not None else None
+
+    async def _streamed(self, job_id: str) -> StreamedUsage | None:
+        """What the newest run of a job has used, by the events of its stream. None if it has streamed nothing, or if
+        the output is not available: that must not keep the slot of a client that has disconnected."""
+        entries: list[Entry] = []
+        since: Position | None = None
+        try:
+            while page := await self._runtime.output_log.read(job_id, since):
+                entries += page
+                since = Position(page[-1].run, page[-1].last + 1)
+        except Unavailable:
+            return None
+        if not entries:
+            return None
+        run = entries[-1].run
+        chunks = [orjson.loads(chunk) for each in entries if each.run == run for chunk in each.chunks if chunk]
+        usage = streamed_usage(chunk for chunk in chunks if isinstance(chunk, str))
+        return None if usage is None else StreamedUsage(run, usage)
 
     async def _gone(self, readers: Readers) -> set[str]:
         """The processes of these readers that are not registered any more. Nearly always there is only one reader, and

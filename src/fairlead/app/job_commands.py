@@ -16,6 +16,7 @@ from fairlead.domain.config import Config
 from fairlead.domain.job import WAITING, Job, JobStatus
 from fairlead.domain.pagination import MAX_PAGE, Page, check_limit, read_cursor, write_cursor
 from fairlead.domain.transitions import Delete, Move
+from fairlead.domain.usage import Usage, merged
 from fairlead.domain.validation import check_id
 from fairlead.errors import NotFound, TooManyWaiting, Unavailable, WrongState
 from fairlead.store.port import Done, JobFilter
@@ -25,6 +26,13 @@ WINDOW = 100_000
 """The number of jobs that are examined for one page, if the filter has no index."""
 
 Build = Callable[[Job, float], Move]
+
+
+class StreamedUsage(NamedTuple):
+    """What this run of a job has used, counted in the output that it has streamed."""
+
+    run: int
+    usage: Usage
 
 
 class Revival(NamedTuple):
@@ -53,6 +61,18 @@ class JobCommands:
                 self._runtime.writer.publish_all([(job, move)], now)
                 return
         raise _keeps_changing(job_id)
+
+    def cancelling(self, streamed: StreamedUsage | None = None) -> Build:
+        """The transition that cancels a job. Its usage is what the call has reported, if it runs in this process, else
+        what it has streamed."""
+
+        def build(job: Job, now: float) -> Move:
+            node = self._runtime.node
+            known = None if node is None else node.usage_of(job)
+            counted = streamed.usage if streamed is not None and streamed.run == job.run else None
+            return transitions.cancel(job, now=now, usage=merged(counted, known))
+
+        return build
 
     async def revive(self, job_id: str, build: Build, most_waiting: int, act: Act | None = None) -> None:
         """Put an ended job back in the queue, by the transition that `build` makes. Raises TooManyWaiting, as a submit

@@ -14,7 +14,7 @@ from fairlead.app import audit
 from fairlead.app.audit import act_of
 from fairlead.app.event_stream import Allowed, EventStream
 from fairlead.app.handle import Receipt
-from fairlead.app.job_commands import JobCommands, require_kept
+from fairlead.app.job_commands import JobCommands, StreamedUsage, require_kept
 from fairlead.app.new_jobs import NewJobs
 from fairlead.app.output_stream import OutputSources, OutputStream
 from fairlead.app.runtime import Runtime
@@ -322,10 +322,10 @@ class Jobs:
 
     # ------------------------------------------------------------ act (audited if `who` names an operator)
 
-    async def cancel(self, job_id: str, *, who: str | None = None) -> JobView:
-        """Cancel a job that has not ended."""
+    async def cancel(self, job_id: str, *, who: str | None = None, streamed: StreamedUsage | None = None) -> JobView:
+        """Cancel a job that has not ended. `streamed` is what its call has used, if only its output shows that."""
         act = act_of(who, audit.CANCEL_TURN if is_turn(check_id(job_id)) else audit.CANCEL_JOB, job_id)
-        await self._commands.move(job_id, lambda job, now: transitions.cancel(job, now=now), act)
+        await self._commands.move(job_id, self._commands.cancelling(streamed), act)
         return await self.get(job_id)
 
     async def resume(self, job_id: str, *, who: str | None = None) -> JobView:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from operator import sub
 from typing import Any, NamedTuple
 
+from fairlead.domain.openai import events_in, has_token, reported_usage
 from fairlead.domain.stats import SECONDS, Histogram, quantile
+from fairlead.domain.usage import Usage, reported
 
 FIRST_TOKEN = "first_token_ms"
 """The key in a step's metrics: milliseconds from the call to the first token of its stream."""
@@ -78,3 +80,12 @@ def since(now: ModelStats, before: Sequence[Any] | None) -> list[Any]:
         return [*later, counts]
     *earlier, counts_before = before
     return [*map(sub, later, earlier), list(map(sub, counts, counts_before))]
+
+
+def streamed_usage(chunks: Iterable[str]) -> Usage | None:
+    """What a stream has used so far, by its chunks: the newest report, else one output token for each event with output
+    of the model. None if it has no such event."""
+    events = [event for chunk in chunks for event in events_in(chunk)]
+    report = next(filter(None, map(reported_usage, reversed(events))), None)
+    tokens = sum(map(has_token, events))
+    return report or (reported({"tokens_out": tokens}, model=events[0].get("model")) if tokens else None)

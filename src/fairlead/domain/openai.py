@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from base64 import b64decode, b64encode
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field
 from typing import Any
 
@@ -292,9 +292,13 @@ def is_streamed_request(input_data: Any) -> bool:
 
 def text_of_events(chunk: str) -> str:
     """The text that a chunk of a stream adds to the answer, to show it to people. A chunk has complete events."""
+    return "".join(map(_text_added, events_in(chunk)))
+
+
+def events_in(chunk: str) -> Iterator[dict[str, Any]]:
+    """The decoded data of the events in a chunk of a stream."""
     lines = (line[5:] for line in _LINE_END.split(chunk) if line.startswith("data:"))
-    values = (json_object(line.encode()) for line in lines)
-    return "".join(_text_added(value) for value in values if value is not None)
+    return filter(None, (json_object(line.encode()) for line in lines))
 
 
 def _text_added(event: Mapping[str, Any]) -> str:

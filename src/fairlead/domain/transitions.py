@@ -1,9 +1,8 @@
 """Builders of transitions, the only ways a job may change.
 
 A transition is plain data, and applying it is one conditional write: `Submit` inserts, `Start` and `Move` apply only if
-the row still has the `run` that the builder saw, and raise `run`. A transition that arrives twice, late, or from a
-worker that lost its lease therefore changes nothing and is reported as refused. The reason (`verb`) is separate from
-the new state.
+the row still has the `run` that the builder saw, and raise `run`. So a transition that arrives twice, late, or from a
+worker that lost its lease changes nothing and is refused. The reason (`verb`) is separate from the new state.
 
     submit ─▶ SCHEDULED ─due─▶ PENDING ─start─▶ RUNNING ─step_done─▶ PENDING … COMPLETED
                                   ▲               │ ├─retry─▶ RETRYING ─due─▶ PENDING
@@ -228,14 +227,15 @@ def prioritise(job: Job, priority: Priority, *, now: float, waits: WaitTimeouts)
     )
 
 
-def cancel(job: Job, *, now: float) -> Move:
-    """Cancel a job. While one step is re-run, only the re-run is cancelled: the job returns to its earlier state."""
+def cancel(job: Job, *, now: float, usage: Usage | None = None) -> Move:
+    """Cancel a job, whose call has used `usage` so far, if that is known. While one step is re-run, only the re-run is
+    cancelled: the job returns to its earlier state."""
     if job.status.finished:
         raise WrongState(f"the job is {job.status} already", details={"status": job.status.value})
-    queued = job.status in (JobStatus.PENDING, JobStatus.RUNNING)
-    call = ended(job, calls.CANCELLED, now)
+    call = ended(job, calls.CANCELLED, now, usage)
     if not reruns.goes_on(job):
         return _give_up(job, now, call=call)
+    queued = job.status in (JobStatus.PENDING, JobStatus.RUNNING)
     return replace(_end(job, JobStatus.CANCELLED, "cancel", now, tells_line=queued, call=call), goes_back=None)
 
 

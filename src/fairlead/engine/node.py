@@ -17,6 +17,7 @@ from fairlead.domain.processes import LOOPS, POOLS
 from fairlead.domain.rules import MAIN_SHARD, Rules
 from fairlead.domain.transitions import Submit
 from fairlead.domain.turns import is_turn
+from fairlead.domain.usage import Usage
 from fairlead.engine.claim_loop import ConcurrencyBudget
 from fairlead.engine.counters import MinuteStatsLoop
 from fairlead.engine.estimate_accuracy import EstimateAccuracy, ScoreEstimatesLoop
@@ -301,6 +302,11 @@ class Node:
             return
         for worker in self.workers:
             worker.stop_job(job_id, run)
+
+    def usage_of(self, job: Job) -> Usage | None:
+        """What the handler of this job has reported so far, if it runs in this process."""
+        runs = (worker.run_of(job.id, job.run) for worker in self.workers)
+        return next((run.call.usage for run in runs if run is not None and run.call is not None), None)
 
     # ------------------------------------------------------------ turns
 

@@ -197,7 +197,8 @@ class Worker:
             timeout = self._services[lease.service].timeout
             timeouts = self._timeouts.get(timeout)
             if timeouts is None:
-                timeouts = self._timeouts[timeout] = TimeoutGroup(self._loop, timeout, self._time_out)
+                stop = partial(self._stop, reason=TIMED_OUT)
+                timeouts = self._timeouts[timeout] = TimeoutGroup(self._loop, timeout, stop)
             run = StepRun(lease, started.job, started, timeouts, claimed_at=claimed_at)
             timeouts.on(run)
             self._sent.watch(run)
@@ -366,23 +367,22 @@ class Worker:
         for run in await strays(store, [run for run in self._runs.values() if not run.stopped]):
             self.stop_job(run.job.id, run.job.run)
 
-    def stop_job(self, job_id: str, number: int | None = None) -> None:
-        """Stop the handler of this job, because the job was cancelled, has expired or was recovered. With `number`,
-        stop it only if the handler runs for this run of the job."""
+    def run_of(self, job_id: str, number: int | None = None) -> StepRun | None:
+        """The step of this job that runs here; with `number`, only if it is this run of the job."""
         run = self._runs.get(job_id)
-        if run is not None and (number is None or run.job.run == number):
+        return run if run is not None and number in (None, run.job.run) else None
+
+    def stop_job(self, job_id: str, number: int | None = None) -> None:
+        """Stop the handler of this job, because the job was cancelled, has expired or was recovered."""
+        if run := self.run_of(job_id, number):
             self._stop(run, CANCELLED)
 
     def _stop(self, run: StepRun, reason: str) -> None:
         if run.stop(reason):
             self._loop.call_later(STUBBORN_AFTER, self._abandon, run)
 
-    def _time_out(self, run: StepRun) -> None:
-        self._stop(run, TIMED_OUT)
-
     def _abandon(self, run: StepRun) -> None:
-        """Give up a handler that ignores its cancellation: its job moves on, but the slot is kept until the handler
-        ends."""
+        """Give up a handler that ignores its cancellation: its job moves on, and its slot is kept until it ends."""
         if run.calling:
             service = run.job.service
             log.warning("job %s: %s ignores its cancellation; its slot is kept until it ends", run.job.id, service)

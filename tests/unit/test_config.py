@@ -445,6 +445,7 @@ def test_a_worker_pool_is_bound_to_known_names(pool: dict[str, Any], expected: s
     [
         ("cost = -1", "services.flux.cost: should be greater than 0, not -1"),
         ("cost = [1]", "services.flux.cost: should be a valid number, not [1]"),
+        ("cost = nan", "services.flux.cost: should be a finite number, not nan"),
         ("cost = '1 / 0'", "services.flux: cost: it divides by zero"),
         ("cost = '-1'", "services.flux: cost: the cost must be more than 0 and at most 1000000000, not -1"),
         ("rate = { requests = 1e30, per = 60 }", "services.flux.rate.requests: is too large: 1e+30"),

@@ -95,7 +95,7 @@ class BreakerConfig(Section):
     """The circuit breaker: a region rests for `rest` seconds after `failures` failures in a row (0: it never rests)."""
 
     failures: Annotated[Whole, Field(ge=0, le=1000)] = 5
-    rest: Annotated[Number, Field(gt=0, le=86400, allow_inf_nan=False)] = 30.0
+    rest: Annotated[Number, Field(gt=0, le=86400)] = 30.0
 
 
 class ShareConfig(Section):

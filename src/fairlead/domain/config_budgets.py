@@ -18,7 +18,7 @@ from fairlead.domain.rules import SECONDS
 
 MOST_BUDGETS = 200
 
-Amount = Annotated[Number, Field(gt=0, le=MOST[SECONDS], allow_inf_nan=False)]
+Amount = Annotated[Number, Field(gt=0, le=MOST[SECONDS])]
 
 
 class BudgetConfig(BaseModel):

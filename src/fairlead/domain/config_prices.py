@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from fairlead.domain.config_types import ModelName, Number
 from fairlead.domain.prices import Price, Prices, ServicePrices
 
-Amount = Annotated[Number, Field(ge=0, le=1_000_000, allow_inf_nan=False)]
+Amount = Annotated[Number, Field(ge=0, le=1_000_000)]
 
 
 class ModelPriceConfig(BaseModel):

@@ -32,14 +32,14 @@ class ScheduleConfig(Section):
     """A recurring job. The feature is a pipeline or a service, by default the one with the name of the schedule."""
 
     cron: Annotated[str, StringConstraints(min_length=1, max_length=MAX_CRON)] | None = None
-    every: Annotated[Number, Field(allow_inf_nan=False)] | None = None
+    every: Number | None = None
     timezone: Annotated[str, StringConstraints(min_length=1, max_length=MAX_TIMEZONE)] = "UTC"
     feature_name: Name | None = None
     user_id: UserId = USER
     input_data: dict[str, Any] = {}
     priority: Priority | None = None
     deadline: Seconds | None = None
-    cost: Annotated[Number, Field(gt=0, allow_inf_nan=False)] | None = None
+    cost: Annotated[Number, Field(gt=0)] | None = None
     metadata: dict[str, Any] | None = None
     region: str | None = None
     allowed_regions: Annotated[list[str], Field(min_length=1, max_length=32)] | None = None

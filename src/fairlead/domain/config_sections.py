@@ -123,4 +123,4 @@ class CeleryConfig(Section):
     app: Annotated[str, StringConstraints(pattern=FUNCTION)] | None = None
     broker_url: Annotated[str, StringConstraints(min_length=1, max_length=2000)] | None = None
     result_backend: Annotated[str, StringConstraints(min_length=1, max_length=2000)] | None = None
-    lost_after: Annotated[Number, Field(ge=0, le=86400, allow_inf_nan=False)] = 30.0
+    lost_after: Annotated[Number, Field(ge=0, le=86400)] = 30.0

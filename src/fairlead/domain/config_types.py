@@ -42,11 +42,11 @@ def _no_boolean(error: Literal["int_type", "float_type"]) -> BeforeValidator:
 
 
 Whole = Annotated[int, _no_boolean("int_type")]
-Number = Annotated[float, _no_boolean("float_type")]
+Number = Annotated[float, Field(allow_inf_nan=False), _no_boolean("float_type")]
 Name = Annotated[str, StringConstraints(pattern=NAME)]
 GroupName = Annotated[str, StringConstraints(pattern=GROUP_NAME)]
 RegionName = Annotated[str, StringConstraints(pattern=REGION_NAME)]
-Seconds = Annotated[Number, Field(gt=0, le=10 * 365 * 86400, allow_inf_nan=False)]
+Seconds = Annotated[Number, Field(gt=0, le=10 * 365 * 86400)]
 
 
 def _checked_url(url: str) -> str:
@@ -71,7 +71,7 @@ Limit = Annotated[
     Annotated[Slots, Tag(BRANCHES[0])] | Annotated[Literal["auto"], Tag(BRANCHES[1])],
     Discriminator(lambda value: BRANCHES[value == AUTO]),
 ]
-Weight = Annotated[Number, Field(gt=0, le=MAX_WEIGHT, allow_inf_nan=False)]
+Weight = Annotated[Number, Field(gt=0, le=MAX_WEIGHT)]
 ModelName = Annotated[str, StringConstraints(min_length=1, max_length=255, pattern=MODEL)]
 UserId = Annotated[str, StringConstraints(min_length=1, max_length=255)]
 

@@ -14,7 +14,7 @@ MAX_REQUESTS = 1_000_000
 LONGEST_PER = 86400.0
 SHORTEST_PER = 1.0
 
-Units = Annotated[Number, Field(gt=0, le=MAX_UNITS, allow_inf_nan=False)]
+Units = Annotated[Number, Field(gt=0, le=MAX_UNITS)]
 
 
 class RateConfig(BaseModel):
@@ -26,7 +26,7 @@ class RateConfig(BaseModel):
     requests: Annotated[Whole, Field(ge=1, le=MAX_REQUESTS)] | None = None
     tokens: Units | None = None
     units: Units | None = None
-    per: Annotated[Number, Field(ge=SHORTEST_PER, le=LONGEST_PER, allow_inf_nan=False)] = 60.0
+    per: Annotated[Number, Field(ge=SHORTEST_PER, le=LONGEST_PER)] = 60.0
 
     @model_validator(mode="after")
     def _limits_something(self) -> RateConfig:

@@ -101,6 +101,17 @@ async def test_a_hold_that_is_over_frees_its_slot_for_a_new_step(queue: QueueHar
     assert await queue.claim_new("a") is not None
 
 
+async def test_a_new_step_that_is_known_wakes_workers_for_a_hold_that_is_over(queue: QueueHarness) -> None:
+    await queue.open(ServiceRules("s", limit=1))
+    await queue.hold("gone", 10.0)
+    await queue.offer("a")
+    queue.wakeups()
+    queue.clock.advance(10.5)
+    assert await queue.claim_new("a") is None
+    assert queue.wakeups() == [{"s"}]
+    assert await queue.claimed() == ["a"]
+
+
 async def test_a_closed_scope_grants_no_new_step(queue: QueueHarness) -> None:
     await queue.open(ServiceRules("s", limit=1))
     await queue.dispatcher.close_scope("service:s", epoch=2)

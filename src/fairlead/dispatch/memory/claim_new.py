@@ -30,6 +30,7 @@ def _claim(dispatcher: MemoryDispatcher, offer: Offer, worker: str) -> Lease | N
         dispatcher._announce()
         return lease
     if not dispatcher._offer(offer):
+        dispatcher._announce()  # a hold or rest may have ended
         return None
     pick, lease = service.pick(), None
     if pick is not None and service.job_at(pick) == offer.job_id:

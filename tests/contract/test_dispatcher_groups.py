@@ -90,6 +90,21 @@ async def groups(queue: QueueHarness) -> list:  # type: ignore[type-arg]
     return sorted((await queue.see()).groups, key=lambda each: (each.path, each.band))
 
 
+@pytest.mark.parametrize("weight", [1.0, 2.0])
+async def test_a_group_pays_for_calls_that_began_in_fifo_order(queue: QueueHarness, weight: float) -> None:
+    """No one was charged when they began."""
+    await queue.open(
+        ServiceRules("s", limit=1, order=Order.FIFO), groups={"acme": GroupRules(weight), "acme/red": GroupRules()}
+    )
+    await queue.offer_all(["a", "b"], "ann", group="acme/red")
+    lease = await queue.take()
+    await queue.change("s", order=Order.FAIR)
+    await queue.end(lease, after=4.0)
+    assert await queue.tag("ann", band=1) == 4.0
+    tags = {group.path: group.tag / 1e6 for group in (await queue.see()).groups if group.band == 1}
+    assert tags == {"acme": 4.0 / weight, "acme/red": 4.0}
+
+
 async def test_declared_groups_are_shown_without_a_pass_over_the_users(queue: QueueHarness) -> None:
     await queue.open(ONE, groups={"acme": GroupRules(2.0, 1), "other": GroupRules()})
     await fill(queue, {"acme/red": ["r1", "r2"], "new": ["n1"], None: ["free"]}, each=2)

@@ -195,8 +195,8 @@ class GroupedBand(FairBand):
         for group in levels:
             group.running -= 1
             node, weight, difference = group.id, group.weight, own
-            if weight != lease.weight or not estimate:  # a restored lease was not charged
-                before = charge(estimate, weight) if estimate else 0
+            if weight != lease.weight:
+                before = charge(estimate, weight) if lease.charged else 0  # restored, or granted in FIFO order
                 difference = (0 if used is None else charge(used, weight)) - before
             if difference > 0 and new:
                 new.pop(node, None)

@@ -201,8 +201,7 @@ local function release_one(
   end
   if user[LANES] == '@' then
     released_in_groups = released_in_groups or scope.groups().released
-    released_in_groups(service, user, band, estimate, base, charged > 0 and estimate > 0 and weight,
-      used - charged)
+    released_in_groups(service, user, band, charged > 0 and estimate, base, weight, used - charged)
   else
     park_or_unpark(service, user)
   end

@@ -169,15 +169,15 @@ local function charge_groups(service, user, band, estimate)
 end
 
 -- Settle the charges of the user's groups to the slot time that a call used (nil: nothing ran), and park or unpark the
--- user and its groups. `difference` is that between what such a call is charged at this weight
--- (false: unknown), and what it was.
+-- user and its groups. `estimate` is false if the call was not charged, because it was restored or granted in FIFO order.
+-- `difference` is that between what such a call is charged at this weight, and what it was.
 local function released(service, user, band, estimate, real, weight, difference)
   local id, users, limited = not service.fifo and user[GROUP], service.users, false
   while id do
     local group = users[id] or read_user(service, id) or error('the group of a user is not stored')
     if group[WEIGHT] ~= weight then
       weight = group[WEIGHT]
-      difference = (real and charge(real, weight) or 0) - (estimate > 0 and charge(estimate, weight) or 0)
+      difference = (real and charge(real, weight) or 0) - (estimate and charge(estimate, weight) or 0)
     end
     group[RUNNING], group[CHANGED] = group[RUNNING] - 1, true
     if difference ~= 0 then

@@ -679,8 +679,9 @@ if scope.rates then
     end,
 
     -- Count the grant of a user's next step, in a scope without regions and pool, if the rates allow it now: for the
-    -- service, by `finish`. The caller takes no more steps than `room`. Returns as `granted`, with mask 0 if no window counts it; nil if the units of the
-    -- service keep it from being granted; false if the rate of the user or one of its groups does, which is then parked.
+    -- service, by `finish`. The caller takes no more steps than `room`. Returns as `granted`, with mask 0 if no window
+    -- counts it; nil if the units of the service keep it from being granted; false if the rate of the user or one of its
+    -- groups does, which is then parked.
     take = function(service, user, cost, plan)
       local units, mask, groups, found = cost or mean_units, own_mask, NONE, nil
       if own_used >= own_most then

@@ -315,3 +315,23 @@ async def test_a_user_whom_a_claim_of_its_band_finds_at_its_rate_is_unparked_in_
     assert await queue.claimed(1, bands=low) == []
     queue.clock.advance(2.0)  # the first call no longer counts
     assert await queue.claimed(1, bands=low) == ["third"]
+
+
+@pytest.mark.parametrize("members", ["users", "groups"])
+async def test_late_units_do_not_count_for_members_of_whom_nothing_else_counts(
+    queue: QueueHarness, members: str
+) -> None:
+    """The call was sent so long ago that the window of its user or group is gone."""
+    rate = Rate(units=4.0, per=64.0)
+    await queue.open(
+        replace(WIDE, user_rate=rate if members == "users" else None),
+        groups={"acme": GroupRules(rate=rate if members == "groups" else None)},
+    )
+    await queue.offer_all("abc", cost=2.0, group="acme")
+    lease = await queue.take()
+    await queue.dispatcher.sent([Sent(lease.name, "s", 0.5)])
+    queue.clock.advance(2 * WINDOW)
+    assert await uses(queue) == {}
+    await queue.end(lease, used=5.0)
+    assert await uses(queue) == {}
+    assert await queue.claimed(9) == ["b", "c"]

@@ -299,7 +299,8 @@ class ServiceRates:
         self.due = 0
         if sent_at is not None:  # a window that was dropped because it was empty may have a successor
             present = [self.windows.get(each.member) if each.member else each for each in windows]
-            windows = tuple(each for each in present if each is not None)
+            # The window of a group is kept when it is empty, but counts no more than one that was dropped.
+            windows = tuple(each for each in present if each is not None and not (each.member and each.is_empty))
         for window in windows:
             if sent_at is None:
                 window.refund(units)

@@ -6,13 +6,17 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import orjson
 import pytest
+from starlette.requests import Request
 
 from fairlead.gateway.http_protocol import BoundedHTTP
+from fairlead.gateway.request_middleware import CONNECTION, BodyLimit
+from fairlead.gateway.request_parsing import read
 from fairlead.gateway.serving import _CHUNKED, _Connection
-from tests.integration.gateway_site import Site, served
+from tests.integration.gateway_site import Site, open_site, served
 from tests.integration.openai_site import HELLO, Front, open_front
 
 BODY = orjson.dumps({"user_id": "ada", "feature_name": "echo"})
@@ -155,6 +159,58 @@ def test_a_connection_takes_the_body_of_its_request_once() -> None:
     connection = _Connection(BoundedHTTP)
     connection.protocol.data_received(_CHUNKED)
     scope = connection.protocol.cycle.scope
-    assert connection.protocol.take_body(dict(scope)) is None
-    assert connection.protocol.take_body(scope) == b"1"
-    assert connection.protocol.take_body(scope) is None
+    receive = connection.protocol.cycle.receive
+    assert connection.protocol.take_body(dict(scope), receive) is None
+    assert connection.protocol.take_body(scope, lambda: receive()) is None, "a layer between reads it"
+    assert connection.protocol.take_body(scope, receive) == b"1"
+    assert connection.protocol.take_body(scope, receive) is None
+
+
+async def test_a_body_in_one_packet_is_limited_without_a_length_too(tmp_path: Path) -> None:
+    body = BODY + b" " * 4096
+    head = HEAD.replace(f"Content-Length: {len(BODY)}", "Transfer-Encoding: chunked")
+    async with open_site(tmp_path / "a.db", running=False, max_body=2048) as site, raw_client(site) as client:
+        client.send(f"{head}\r\n{len(body):x}\r\n".encode() + body + b"\r\n0\r\n\r\n")
+        assert (await client.read_head()).startswith(b"HTTP/1.1 413 ")
+        assert await site.job_ids() == []
+
+
+@pytest.mark.parametrize("fields", [LENGTH, "Transfer-Encoding: chunked\r\n"])
+async def test_a_body_that_was_read_is_not_waited_for_again(fields: str) -> None:
+    """The handler reads a body that arrived after `BodyLimit` had looked, and then waits for the client to leave."""
+    scopes: list[Any] = []
+    begun, arrived, taken = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    ended: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+    async def handle(scope: Any, receive: Any, send: Any) -> None:
+        scopes.append(scope)
+        begun.set()
+        await arrived.wait()
+        try:
+            body = await read(Request(scope, receive))
+            taken.set()
+            ended.set_result((body, (await receive())["type"]))
+        except Exception as error:
+            ended.set_exception(error)
+
+    app: Any = BodyLimit(handle, max_body=1000, patience=0)
+    async with served(app, interface="asgi3") as port, asyncio.timeout(10):
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(chat(fields))
+        await begun.wait()
+        writer.write(b"%x\r\n%b\r\n0\r\n\r\n" % (len(CHAT), CHAT) if "chunked" in fields else CHAT)
+        while not scopes[0][CONNECTION].has_body(scopes[0]):
+            await asyncio.sleep(0.001)
+        arrived.set()
+        await taken.wait()
+        for _ in range(5):  # a timeout of no seconds would pass meanwhile
+            await asyncio.sleep(0)
+        writer.close()
+        assert await ended == (CHAT, "http.disconnect")
+
+
+async def test_a_connection_is_kept_after_an_expectation_that_nobody_knows(tmp_path: Path) -> None:
+    async with open_front(tmp_path, "llama-3") as front, front_client(front) as (reader, writer):
+        for _ in range(2):
+            writer.write(chat(LENGTH + "Expect: nothing\r\n") + CHAT)
+            assert "connection" not in (await answer(reader))[0]

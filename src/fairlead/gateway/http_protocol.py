@@ -185,11 +185,12 @@ class BoundedHTTP(_UvicornHTTP):  # type: ignore[misc]
         cycle = self.cycle
         return cycle is not None and cycle.scope is scope and not (cycle.more_body or cycle.waiting_for_100_continue)
 
-    def take_body(self, scope: Any) -> bytes | None:
+    def take_body(self, scope: Any, receive: Any) -> bytes | None:
         """The body of the request with this scope, as uvicorn's next message would hold it. None if it has not arrived,
-        was read before, or the client is gone."""
+        was read before, or the client is gone; or if `receive` is not uvicorn's, because a layer between limits the
+        body or notes that it was read."""
         cycle = self.cycle
-        if not self.has_body(scope) or cycle.disconnected or cycle.response_complete:
+        if not self.has_body(scope) or receive != cycle.receive or cycle.disconnected or cycle.response_complete:
             return None
         if not cycle.message_event.is_set():
             return None

@@ -62,11 +62,10 @@ async def read_json(request: Request, *, or_as: str = "") -> Any:
 async def read(request: Request) -> bytes:
     """Return the whole body. This is faster than Starlette's `Request.body`, and can be called only once per
     request."""
-    connection = request.scope.get(CONNECTION)
-    if connection is not None and (body := connection.take_body(request.scope)) is not None:
+    connection, receive = request.scope.get(CONNECTION), request.receive
+    if connection is not None and (body := connection.take_body(request.scope, receive)) is not None:
         arrived: bytes = body
         return arrived
-    receive = request.receive
     pieces: list[bytes] = []
     while (message := await receive())["type"] == "http.request":
         pieces.append(message.get("body", b""))

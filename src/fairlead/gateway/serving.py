@@ -59,6 +59,8 @@ def http_problem(protocol: Any) -> str | None:
         whole = _Connection(protocol)
         whole.protocol.data_received(_CHUNKED)
         scope = whole.protocol.cycle.scope
+        if whole.protocol.take_body(scope, whole.protocol.cycle.receive) != b"1":
+            return "it did not pass on a whole body"
         if not whole.protocol.send_whole(scope, 200, [(b"content-length", b"1")], b"1"):
             return "it did not send a whole response"
         if not whole.output.endswith(b"\r\n\r\n1") or not whole.protocol.cycle.response_complete:

@@ -110,14 +110,15 @@ async def test_the_tier_that_was_used_is_in_the_stream(tmp_path: Path) -> None:
 
 
 async def test_the_tier_is_in_the_stream_of_an_upstream_that_does_not_know_it(tmp_path: Path) -> None:
-    quoted = event({"id": "c", "choices": [{"index": 0, "delta": {"content": 'a "service_tier": "x"'}}]})
+    texts = ['a "service_tier": "x"', "service_tier"]
+    quoted = [event({"id": "c", "choices": [{"index": 0, "delta": {"content": text}}]}) for text in texts]
     async with open_front(tmp_path, admin_key=ADMIN) as front, front.client(ADMIN) as client:
-        front.upstream.script.append(streaming(b"".join([*CHUNKS[:2], quoted, *CHUNKS[2:]]), b"data: [DONE]\n\n"))
+        front.upstream.script.append(streaming(b"".join([*CHUNKS[:2], *quoted, *CHUNKS[2:]]), b"data: [DONE]\n\n"))
         stream = await client.chat.completions.create(model="llama", messages=HELLO, stream=True, service_tier="flex")
         seen = [chunk async for chunk in stream]
     assert {chunk.service_tier for chunk in seen} == {"flex"}
-    assert [chunk.choices[0].delta.content for chunk in seen if chunk.id == "c"] == ['a "service_tier": "x"']
-    assert len(seen) == len(CHUNKS) + 1
+    assert [chunk.choices[0].delta.content for chunk in seen if chunk.id == "c"] == texts
+    assert len(seen) == len(CHUNKS) + 2
 
 
 # ---------------------------------------------------------------- the queue

@@ -40,7 +40,7 @@ STARTED, RETRYING, RESTART = b": started\n\n", b": retrying", b": restart\n\n"
 _NOT_FIRST = (STARTED, RETRYING)
 """Comments that do not begin a response: as long as it has not begun, an error keeps its status."""
 _TIER = re.compile(r'(?<!\\)"service_tier"\s*:\s*(?:"[^"\\]*"|null)')
-_WITHOUT_TIER = re.compile(r'^(data: ?\{)(?=\s*")(?!.*"service_tier")', re.MULTILINE)
+_WITHOUT_TIER = re.compile(r'^(data: ?\{)(?=\s*")(?!.*"service_tier"\s*:)', re.MULTILINE)
 """The beginning of an event that reports no tier. The quotes of a text in JSON are escaped."""
 
 

@@ -8,11 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+import orjson
 import pytest
 
 from fairlead import Submission
+from fairlead.app.job_commands import StreamedUsage
+from fairlead.dispatch.output_log import PAGE
 from fairlead.domain.front_readers import Reader, Readers
 from fairlead.domain.job import JobStatus
+from fairlead.domain.output import Entry
+from fairlead.domain.usage import Usage
 from fairlead.errors import Unavailable
 from fairlead.store.port import ChangeReader
 from tests.integration.openai_site import Front, disconnect_after, open_front, second_gateway
@@ -293,6 +298,25 @@ async def test_the_gateway_of_a_client_that_disconnects_counts_the_tokens_that_c
         [row] = (await first.app.usage(group_by="user,model,outcome", interval="total")).data
         assert row.groups == {"user": "ada", "model": "llama", "outcome": "cancelled"}
         assert (row.calls, row.tokens_in, row.tokens_out) == (1, 0, 2)
+
+
+async def test_other_requests_go_on_while_the_tokens_of_a_long_stream_are_counted(front: Front) -> None:
+    event = orjson.dumps('data: {"model":"llama","choices":[{"delta":{"content":"a"}}]}\n\n').decode()
+    entries = [Entry("a", run, 0, 1, number, [event]) for run in (1, 2) for number in range(3 * PAGE)]
+    await front.app._runtime.output_log.append(entries)
+    turns = 0
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    running = asyncio.create_task(others())
+    counted = await front.app.fronts._streamed("a")
+    running.cancel()
+    assert counted == StreamedUsage(2, Usage(tokens_out=3 * PAGE, model="llama"))
+    assert turns >= 3
 
 
 async def test_a_job_with_readers_at_two_gateways_goes_on_until_the_last_one_leaves(

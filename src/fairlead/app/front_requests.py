@@ -16,9 +16,9 @@ from fairlead.artifacts.values import load_record
 from fairlead.domain.fast_dataclass import fast_dataclass
 from fairlead.domain.front_readers import NONE, Reader, Readers, key_prefix
 from fairlead.domain.job import Job, JobStatus
-from fairlead.domain.model_stats import streamed_usage
+from fairlead.domain.model_stats import StreamCount
 from fairlead.domain.openai import RETRIED_BY_CLIENTS, FrontAnswer
-from fairlead.domain.output import Entry, Position
+from fairlead.domain.output import Position
 from fairlead.errors import FairleadError, IdempotencyMismatch, Unavailable
 from fairlead.store.port import ChangeReader, Done
 
@@ -167,19 +167,21 @@ class FrontRequests:
     async def _streamed(self, job_id: str) -> StreamedUsage | None:
         """What the newest run of a job has used, by the events of its stream. None if it has streamed nothing, or if
         the output is not available: that must not keep the slot of a client that has disconnected."""
-        entries: list[Entry] = []
+        run, count = 0, StreamCount()
         since: Position | None = None
         try:
             while page := await self._runtime.output_log.read(job_id, since):
-                entries += page
+                for entry in page:
+                    if entry.run != run:
+                        run, count = entry.run, StreamCount()
+                    for text in map(orjson.loads, filter(None, entry.chunks)):
+                        if isinstance(text, str):
+                            count.add(text)
                 since = Position(page[-1].run, page[-1].last + 1)
+                await asyncio.sleep(0)  # a stream may be long, and the log in memory does not wait
         except Unavailable:
             return None
-        if not entries:
-            return None
-        run = entries[-1].run
-        chunks = [orjson.loads(chunk) for each in entries if each.run == run for chunk in each.chunks if chunk]
-        usage = streamed_usage(chunk for chunk in chunks if isinstance(chunk, str))
+        usage = count.usage()
         return None if usage is None else StreamedUsage(run, usage)
 
     async def _gone(self, readers: Readers) -> set[str]:

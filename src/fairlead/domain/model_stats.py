@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from operator import sub
 from typing import Any, NamedTuple
@@ -82,10 +82,22 @@ def since(now: ModelStats, before: Sequence[Any] | None) -> list[Any]:
     return [*map(sub, later, earlier), list(map(sub, counts, counts_before))]
 
 
-def streamed_usage(chunks: Iterable[str]) -> Usage | None:
+class StreamCount:
     """What a stream has used so far, by its chunks: the newest report, else one output token for each event with output
-    of the model. None if it has no such event."""
-    events = [event for chunk in chunks for event in events_in(chunk)]
-    report = next(filter(None, map(reported_usage, reversed(events))), None)
-    tokens = sum(map(has_token, events))
-    return report or (reported({"tokens_out": tokens}, model=events[0].get("model")) if tokens else None)
+    of the model."""
+
+    def __init__(self) -> None:
+        self._report: Usage | None = None
+        self._tokens = 0
+        self._model: Any = None
+
+    def add(self, chunk: str) -> None:
+        for event in events_in(chunk):
+            self._report = reported_usage(event) or self._report
+            self._tokens += has_token(event)
+            self._model = self._model or event.get("model")
+
+    def usage(self) -> Usage | None:
+        """None if the stream has neither a report nor output."""
+        counted = reported({"tokens_out": self._tokens}, model=self._model) if self._tokens else None
+        return self._report or counted

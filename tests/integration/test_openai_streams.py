@@ -15,6 +15,7 @@ import pytest
 from fairlead.domain.events import POSITION
 from fairlead.domain.job import JobStatus
 from fairlead.engine import events
+from fairlead.errors import Unavailable
 from fairlead.executors import openai_stream
 from fairlead.gateway.fronts.openai import streams
 from fairlead.gateway.fronts.openai.requests import QueueView
@@ -119,6 +120,18 @@ async def test_the_tier_is_in_the_stream_of_an_upstream_that_does_not_know_it(tm
     assert {chunk.service_tier for chunk in seen} == {"flex"}
     assert [chunk.choices[0].delta.content for chunk in seen if chunk.id == "c"] == texts
     assert len(seen) == len(CHUNKS) + 2
+
+
+async def test_a_stream_with_a_tier_goes_on_while_the_database_is_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def away(job_id: str) -> Any:
+        raise Unavailable("the database is away")
+
+    async with open_front(tmp_path, admin_key=ADMIN) as front, front.client(ADMIN) as client:
+        monkeypatch.setattr(front.app, "get", away)
+        stream = await client.chat.completions.create(model="llama", messages=HELLO, stream=True, service_tier="flex")
+        assert "".join([chunk.choices[0].delta.content or "" async for chunk in stream]) == "".join(WORDS)
 
 
 # ---------------------------------------------------------------- the queue

@@ -248,7 +248,10 @@ class Stream(Response):
         chat = self._call.request.path == openai.CHAT
         if self._call.tier is not None and (chat or '"service_tier"' in text):
             if self._tier is None:
-                job = await self._app.get(self._reading.job_id)
+                try:
+                    job = await self._app.get(self._reading.job_id)
+                except Unavailable:
+                    return text.encode()  # the stream goes on while the database is away
                 self._tier = f'"service_tier":"{openai.tier_of(job.priority)}"'
             text = _TIER.sub(self._tier, text)
             text = _WITHOUT_TIER.sub(rf"\1{self._tier},", text) if chat else text

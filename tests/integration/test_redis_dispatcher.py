@@ -267,6 +267,20 @@ async def test_a_dead_process_is_skipped_by_wakeups(processes: list[Process]) ->
     assert await second.next_wakeup() == {"s"}
 
 
+async def test_a_process_that_claims_before_it_is_subscribed_gets_wakeups_afterwards(processes: list[Process]) -> None:
+    gateway, queue = processes[0], offering(processes[0])
+    rules = Rules({"s": ServiceRules("s", limit=9)}, version=1)
+    late = Process(gateway.dispatcher._scopes.prefix)
+    await late.dispatcher.configure(rules)
+    assert await late.claim(2, "s") == []
+    await queue.offer("a")  # the wakeup finds no subscriber, so the registration is removed
+    await late.start(rules)
+    assert len(await late.claim(2, "s")) == 1
+    await queue.offer("b")
+    assert await late.next_wakeup() == {"s"}
+    await late.dispatcher.close()
+
+
 async def test_a_release_wakes_a_process_waiting_elsewhere(processes: list[Process]) -> None:
     gateway, first, second = processes
     await offering(gateway).offer_all([str(number) for number in range(10)])

@@ -75,6 +75,7 @@ class Claims:
         self._waits_since: dict[str, float] = {}
         """The scopes in which this process is registered as waiting, and since when."""
         self._waits_for: dict[str, set[str]] = {}
+        self._subscriptions = 0
 
     # -- one claim -----------------------------------------------------------------------------------------------
 
@@ -90,12 +91,15 @@ class Claims:
                 released.setdefault(scope, []).append(release)
         for scope, services in claimed.items():
             self._scopes.learn(scope, services)
-        worker = self._worker(claim.worker)
+        worker, subscriptions = self._worker(claim.worker), self._subscriptions
         try:
-            return await self._exchange(claim, claimed, released, worker)
+            leases = await self._exchange(claim, claimed, released, worker)
         except Unavailable:
             self._waits_since.clear()  # the server may have forgotten the registrations
             raise
+        if self._subscriptions != subscriptions:
+            self._waits_since.clear()
+        return leases
 
     async def _exchange(
         self,
@@ -247,6 +251,12 @@ class Claims:
         elif not waits:
             self._waits_since.pop(scope, None)
 
+    def subscribed(self) -> None:
+        """This process can receive wakeups from now on, so the next claim registers it again: a wakeup that found no
+        subscriber has removed the registration."""
+        self._subscriptions += 1
+        self._waits_since.clear()
+
     def waits_for(self, service: str) -> bool:
         return self._scopes.of(service) in self._waits_since
 
@@ -344,6 +354,7 @@ class RemoteWakeups:
         task.add_done_callback(self._tasks.discard)
 
     def _wake_for_all(self) -> None:
+        self._claims.subscribed()
         self._wake(frozenset().union(*self._scopes.services.values()))
 
     def _receive(self, channel: str, message: bytes) -> None:

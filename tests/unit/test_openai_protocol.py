@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
 from fairlead.domain import openai
 from fairlead.domain.config import ServiceConfig
 from fairlead.domain.job import Priority
+from fairlead.domain.model_stats import StreamCount
 from fairlead.domain.openai import FrontAnswer, FrontRequest
+from fairlead.domain.usage import Usage
 from fairlead.executors.http_stream import BrokenStream
 from fairlead.executors.openai import Upstream
 from fairlead.executors.openai_stream import ChatStream, Events, UpstreamError
@@ -164,3 +167,20 @@ def test_a_client_cannot_override_the_query_of_the_configured_url() -> None:
 def test_the_query_of_a_request_is_one_of_a_url(query: object) -> None:
     with pytest.raises(ValueError, match="query"):
         FrontRequest.of_input({"path": "x", "content_type": "application/json", "body": "{}", "query": query})
+
+
+def test_a_stream_counts_its_events_unless_a_report_has_more() -> None:
+    head = {"model": "llama", "choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": 0}}
+    word = {"model": "llama", "choices": [{"delta": {"content": "a"}}]}
+    last = {**head, "usage": {"prompt_tokens": 9, "completion_tokens": 7}}
+
+    def usage(*events: Any) -> Usage | None:
+        count = StreamCount()
+        for event in events:
+            count.add(f"data: {json.dumps(event)}\n\n")
+        return count.usage()
+
+    assert usage() is None
+    assert usage(word, word) == Usage(tokens_out=2, model="llama")
+    assert usage(head, word, word) == Usage(tokens_in=9, tokens_out=2, model="llama")
+    assert usage(head, word, last) == Usage(tokens_in=9, tokens_out=7, model="llama")

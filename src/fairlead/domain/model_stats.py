@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from fairlead.domain.openai import events_in, has_token, reported_usage
 from fairlead.domain.stats import SECONDS, Histogram, quantile
-from fairlead.domain.usage import Usage, reported
+from fairlead.domain.usage import Usage, merged, reported
 
 FIRST_TOKEN = "first_token_ms"
 """The key in a step's metrics: milliseconds from the call to the first token of its stream."""
@@ -83,8 +83,8 @@ def since(now: ModelStats, before: Sequence[Any] | None) -> list[Any]:
 
 
 class StreamCount:
-    """What a stream has used so far, by its chunks: the newest report, else one output token for each event with output
-    of the model."""
+    """What a stream has used so far, by its chunks: the newest report, and at least one output token for each event
+    with output of the model. Some servers report only at the beginning, when there is no output yet."""
 
     def __init__(self) -> None:
         self._report: Usage | None = None
@@ -99,5 +99,6 @@ class StreamCount:
 
     def usage(self) -> Usage | None:
         """None if the stream has neither a report nor output."""
-        counted = reported({"tokens_out": self._tokens}, model=self._model) if self._tokens else None
-        return self._report or counted
+        if self._report is not None and (self._report.tokens_out or 0) >= self._tokens:
+            return self._report
+        return merged(self._report, reported({"tokens_out": self._tokens or None}, model=self._model))

@@ -83,7 +83,7 @@ test-latest:
 	"$(PYTHON)" -m venv $(LATEST_VENV)
 	$(LATEST_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade "pip>=25.1"
 	$(LATEST_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade --upgrade-strategy eager \
-		-e '.[server,client,redis,celery,postgres,artifacts]' --group dev
+		-e '.[server,client,redis,celery,postgres,artifacts]' --group dev -r requirements/build.in
 	$(LATEST_VENV)/bin/python -m pytest -n $(PROCESSES) --dist worksteal $(ARGS)
 
 # Every Python process that the tests start is measured too (`patch` in pyproject.toml).

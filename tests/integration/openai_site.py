@@ -20,6 +20,8 @@ from tests.openai_upstream import Upstream, running_upstream
 
 ADMIN = "the admin key of the environment"
 HELLO: Any = [{"role": "user", "content": "Hello"}]
+PROMPT = 2
+"""The estimated tokens of `HELLO`."""
 
 
 @dataclass

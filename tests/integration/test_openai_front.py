@@ -22,7 +22,7 @@ from fairlead.domain.openai import form_fields
 from fairlead.errors import InvalidInput
 from fairlead.executors import openai as executor
 from fairlead.gateway.fronts.openai import answers
-from tests.integration.openai_site import ADMIN, HELLO, Front, disconnect_after, open_front
+from tests.integration.openai_site import ADMIN, HELLO, PROMPT, Front, disconnect_after, open_front
 from tests.openai_upstream import PATIENCE_S, WORDS, chat, closing, refusing, running_upstream, sending
 
 TEXT = "".join(WORDS)
@@ -441,8 +441,20 @@ async def test_a_stream_whose_client_disconnects_counts_the_tokens_that_came(tmp
         await disconnect_after(client, "".join(WORDS[:2]))
         await front.upstream.reaches(open=0)
         found = await front.app.usage(group_by="user,model,outcome", interval="total")
-    shown = [(row.groups, row.calls, row.tokens_out, row.price) for row in found.data]
-    assert shown == [({"user": "ada", "model": "llama", "outcome": "cancelled"}, 1, 2, 2 * 10**9)]
+    shown = [(row.groups, row.calls, row.tokens_in, row.tokens_out, row.price) for row in found.data]
+    assert shown == [({"user": "ada", "model": "llama", "outcome": "cancelled"}, 1, PROMPT, 2, 2 * 10**9)]
+
+
+async def test_a_call_that_is_cancelled_before_its_first_event_counts_no_tokens(tmp_path: Path) -> None:
+    """Nothing shows that the upstream has begun with the prompt."""
+    async with open_front(tmp_path, service={"limit": 1}) as front, front.client() as client:
+        front.upstream.gate.clear()
+        asked = asyncio.create_task(client.chat.completions.create(model="llama", messages=HELLO))
+        await front.upstream.reaches(open=1)
+        asked.cancel()
+        await front.upstream.reaches(open=0)
+        [row] = (await front.app.usage(group_by="outcome", interval="total")).data
+    assert (row.groups, row.calls, row.tokens_in) == ({"outcome": "cancelled"}, 1, 0)
 
 
 async def test_white_space_keeps_a_slow_request_alive(tmp_path: Path) -> None:

@@ -12,15 +12,15 @@ import orjson
 import pytest
 
 from fairlead import Submission
-from fairlead.app.job_commands import StreamedUsage
 from fairlead.dispatch.output_log import PAGE
 from fairlead.domain.front_readers import Reader, Readers
 from fairlead.domain.job import JobStatus
 from fairlead.domain.output import Entry
 from fairlead.domain.usage import Usage
+from fairlead.engine.spent_calls import StreamedUsage
 from fairlead.errors import Unavailable
 from fairlead.store.port import ChangeReader
-from tests.integration.openai_site import Front, disconnect_after, open_front, second_gateway
+from tests.integration.openai_site import PROMPT, Front, disconnect_after, open_front, second_gateway
 from tests.openai_upstream import PATIENCE_S, WORDS, refusing
 
 ASK = {"model": "llama", "messages": [{"role": "user", "content": "Hello"}], "user": "ada"}
@@ -297,7 +297,25 @@ async def test_the_gateway_of_a_client_that_disconnects_counts_the_tokens_that_c
             await first.upstream.reaches(open=0)
         [row] = (await first.app.usage(group_by="user,model,outcome", interval="total")).data
         assert row.groups == {"user": "ada", "model": "llama", "outcome": "cancelled"}
-        assert (row.calls, row.tokens_in, row.tokens_out) == (1, 0, 2)
+        assert (row.calls, row.tokens_in, row.tokens_out) == (1, PROMPT, 2)
+
+
+async def test_a_job_whose_gateway_is_gone_counts_the_tokens_that_came(
+    tmp_path: Path, distributed: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_front(tmp_path, engines=distributed, openai={"grace": 0.1}) as first:
+        first.upstream.gate.clear()
+        async with second_gateway(first) as second, second.client() as client:
+            monkeypatch.setattr(second.app.fronts, "leave", died)
+            await disconnect_after(client, "".join(WORDS[:2]))
+        await first.upstream.reaches(open=0)
+        [row] = (await first.app.usage(group_by="user,model,outcome", interval="total")).data
+    assert row.groups == {"user": "ada", "model": "llama", "outcome": "cancelled"}
+    assert (row.calls, row.tokens_in, row.tokens_out) == (1, PROMPT, 2)
+
+
+async def died(reading: Any) -> None:
+    """In place of `FrontRequests.leave`, as if the gateway had died."""
 
 
 async def test_other_requests_go_on_while_the_tokens_of_a_long_stream_are_counted(front: Front) -> None:
@@ -313,7 +331,7 @@ async def test_other_requests_go_on_while_the_tokens_of_a_long_stream_are_counte
             await asyncio.sleep(0)
 
     running = asyncio.create_task(others())
-    counted = await front.app.fronts._streamed("a")
+    counted = await front.app.fronts.streamed("a")
     running.cancel()
     assert counted == StreamedUsage(2, Usage(tokens_out=3 * PAGE, model="llama"))
     assert turns >= 3

@@ -174,13 +174,17 @@ def test_a_stream_counts_its_events_unless_a_report_has_more() -> None:
     word = {"model": "llama", "choices": [{"delta": {"content": "a"}}]}
     last = {**head, "usage": {"prompt_tokens": 9, "completion_tokens": 7}}
 
-    def usage(*events: Any) -> Usage | None:
+    def usage(*events: Any, prompt: int | None = None) -> Usage | None:
         count = StreamCount()
         for event in events:
             count.add(f"data: {json.dumps(event)}\n\n")
-        return count.usage()
+        return count.usage(prompt)
 
     assert usage() is None
     assert usage(word, word) == Usage(tokens_out=2, model="llama")
     assert usage(head, word, word) == Usage(tokens_in=9, tokens_out=2, model="llama")
     assert usage(head, word, last) == Usage(tokens_in=9, tokens_out=7, model="llama")
+    assert usage(prompt=5) is None
+    assert usage({"model": "llama"}, prompt=5) == Usage(tokens_in=5, model="llama")
+    assert usage(word, prompt=5) == Usage(tokens_in=5, tokens_out=1, model="llama")
+    assert usage(head, word, prompt=5) == Usage(tokens_in=9, tokens_out=1, model="llama")

@@ -6,19 +6,16 @@ import asyncio
 import logging
 from dataclasses import dataclass
 
-import orjson
 from uuid_utils import uuid4, uuid7
 
-from fairlead.app.job_commands import StreamedUsage
 from fairlead.app.jobs import Jobs
 from fairlead.app.runtime import Runtime
 from fairlead.artifacts.values import load_record
 from fairlead.domain.fast_dataclass import fast_dataclass
 from fairlead.domain.front_readers import NONE, Reader, Readers, key_prefix
 from fairlead.domain.job import Job, JobStatus
-from fairlead.domain.model_stats import StreamCount
 from fairlead.domain.openai import RETRIED_BY_CLIENTS, FrontAnswer
-from fairlead.domain.output import Position
+from fairlead.engine.spent_calls import StreamedUsage, streamed_usage
 from fairlead.errors import FairleadError, IdempotencyMismatch, Unavailable
 from fairlead.store.port import ChangeReader, Done
 
@@ -159,30 +156,15 @@ class FrontRequests:
             # An earlier attempt, whose outcome was not known, may have written `left` already.
             if left == readers or await self._replace_readers(reading, readers, left):
                 if left.requests == (Reader(NONE, reading.reader.request),):
-                    await self._jobs.cancel(reading.job_id, streamed=await self._streamed(reading.job_id))
+                    await self._jobs.cancel(reading.job_id, streamed=await self.streamed(reading.job_id))
                 return
             found = await self._runtime.store.newest_submit(reading.user_id, reading.key)
             readers = Readers.of(found[2]) if found is not None else None
 
-    async def _streamed(self, job_id: str) -> StreamedUsage | None:
-        """What the newest run of a job has used, by the events of its stream. None if it has streamed nothing, or if
-        the output is not available: that must not keep the slot of a client that has disconnected."""
-        run, count = 0, StreamCount()
-        since: Position | None = None
-        try:
-            while page := await self._runtime.output_log.read(job_id, since):
-                for entry in page:
-                    if entry.run != run:
-                        run, count = entry.run, StreamCount()
-                    for text in map(orjson.loads, filter(None, entry.chunks)):
-                        if isinstance(text, str):
-                            count.add(text)
-                since = Position(page[-1].run, page[-1].last + 1)
-                await asyncio.sleep(0)  # a stream may be long, and the log in memory does not wait
-        except Unavailable:
-            return None
-        usage = count.usage()
-        return None if usage is None else StreamedUsage(run, usage)
+    async def streamed(self, job_id: str) -> StreamedUsage | None:
+        """What the newest run of a job has used, if its output shows that."""
+        runtime = self._runtime
+        return await streamed_usage(job_id, runtime.output_log, runtime.store, runtime.files)
 
     async def _gone(self, readers: Readers) -> set[str]:
         """The processes of these readers that are not registered any more. Nearly always there is only one reader, and

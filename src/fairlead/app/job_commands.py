@@ -16,8 +16,9 @@ from fairlead.domain.config import Config
 from fairlead.domain.job import WAITING, Job, JobStatus
 from fairlead.domain.pagination import MAX_PAGE, Page, check_limit, read_cursor, write_cursor
 from fairlead.domain.transitions import Delete, Move
-from fairlead.domain.usage import Usage, merged
+from fairlead.domain.usage import merged
 from fairlead.domain.validation import check_id
+from fairlead.engine.spent_calls import StreamedUsage
 from fairlead.errors import NotFound, TooManyWaiting, Unavailable, WrongState
 from fairlead.store.port import Done, JobFilter
 
@@ -26,13 +27,6 @@ WINDOW = 100_000
 """The number of jobs that are examined for one page, if the filter has no index."""
 
 Build = Callable[[Job, float], Move]
-
-
-class StreamedUsage(NamedTuple):
-    """What this run of a job has used, counted in the output that it has streamed."""
-
-    run: int
-    usage: Usage
 
 
 class Revival(NamedTuple):
@@ -69,7 +63,7 @@ class JobCommands:
         def build(job: Job, now: float) -> Move:
             node = self._runtime.node
             known = None if node is None else node.usage_of(job)
-            counted = streamed.usage if streamed is not None and streamed.run == job.run else None
+            counted = None if streamed is None else streamed.of(job)
             return transitions.cancel(job, now=now, usage=merged(counted, known))
 
         return build

@@ -14,7 +14,7 @@ from fairlead.app import audit
 from fairlead.app.audit import act_of
 from fairlead.app.event_stream import Allowed, EventStream
 from fairlead.app.handle import Receipt
-from fairlead.app.job_commands import JobCommands, StreamedUsage, require_kept
+from fairlead.app.job_commands import JobCommands, require_kept
 from fairlead.app.new_jobs import NewJobs
 from fairlead.app.output_stream import OutputSources, OutputStream
 from fairlead.app.runtime import Runtime
@@ -34,6 +34,7 @@ from fairlead.domain.validation import check_id, check_text, moment
 from fairlead.domain.views import EndedJob, JobView, RetriedJob, Why
 from fairlead.domain.waiting_timers import with_start_timeout
 from fairlead.engine.events import ShuttingDown, SlowConsumer, Subscription, output_topic_of
+from fairlead.engine.spent_calls import StreamedUsage
 from fairlead.engine.step_run import TimeoutGroup
 from fairlead.errors import InvalidInput, NotFound, TooManyReaders, Unavailable
 from fairlead.observe.explain import Explainer

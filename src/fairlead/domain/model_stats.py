@@ -90,15 +90,20 @@ class StreamCount:
         self._report: Usage | None = None
         self._tokens = 0
         self._model: Any = None
+        self.began = False
+        """Whether an event has come."""
 
     def add(self, chunk: str) -> None:
         for event in events_in(chunk):
+            self.began = True
             self._report = reported_usage(event) or self._report
             self._tokens += has_token(event)
             self._model = self._model or event.get("model")
 
-    def usage(self) -> Usage | None:
-        """None if the stream has neither a report nor output."""
-        if self._report is not None and (self._report.tokens_out or 0) >= self._tokens:
-            return self._report
-        return merged(self._report, reported({"tokens_out": self._tokens or None}, model=self._model))
+    def usage(self, prompt: int | None = None) -> Usage | None:
+        """None if no event has come with a report or output. `prompt` is the number of tokens in, unless the stream
+        has reported it: the model has read the prompt before the first event."""
+        report = merged(reported({"tokens_in": prompt}, model=self._model), self._report) if self.began else None
+        if report is not None and (report.tokens_out or 0) >= self._tokens:
+            return report
+        return merged(report, reported({"tokens_out": self._tokens or None}, model=self._model))

@@ -396,19 +396,19 @@ _LARGEST_READ = 1 << 18
 _DEEPEST = 12
 
 
-def estimated_tokens(value: Any) -> float | None:
-    """The tokens that a request may use, from the input of its job: those of its texts, and the maximum of its answers.
-    None if its path is not counted in tokens."""
+def estimated_tokens(value: Any, *, answers: bool = True) -> float | None:
+    """The tokens that a request may use, from the input of its job: those of its texts, and with `answers` the maximum
+    of its answers. None if its path is not counted in tokens."""
     if not isinstance(value, Mapping) or value.get("path") not in _COSTED or not isinstance(value.get("body"), str):
         return None
     text = value["body"]
     request = json_object(text) if len(text) <= _LARGEST_READ else None
     if request is None:
-        return len(text) / CHARACTERS_PER_TOKEN + USUAL_OUTPUT
+        return len(text) / CHARACTERS_PER_TOKEN + (USUAL_OUTPUT if answers else 0)
     tokens = sum([_tokens(request[name]) for name in _TEXTS if name in request])
-    if value["path"] in _ANSWERED:
-        most, answers = _counts(request, _MAXIMA), _counts(request, _ANSWERS)
-        tokens += (most[0] if most else USUAL_OUTPUT) * max([1, *answers])
+    if answers and value["path"] in _ANSWERED:
+        most, number = _counts(request, _MAXIMA), _counts(request, _ANSWERS)
+        tokens += (most[0] if most else USUAL_OUTPUT) * max([1, *number])
     return float(min(max(tokens, 1.0), MAX_ESTIMATE))
 
 

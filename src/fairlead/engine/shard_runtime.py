@@ -111,6 +111,7 @@ class ShardRuntime:
         scopes = EnsureBuiltLoop(store, dispatcher, rebuild, rules, self)
         self._reconcile = ReconcileLoop(store, dispatcher, rules)
         alone = parts.process if in_memory else None
+        grace, outputs = parts.config.openai.grace, None if parts.outputs is None else parts.outputs.log
         loops: list[Loop] = [
             scopes,
             OutboxLoop(store, group_commit, self._late_relay, rules),
@@ -125,7 +126,7 @@ class ShardRuntime:
             self._reconcile,
             AutoLimitLoop(store, group_commit, dispatcher, rules),
             OrphanedTurnsLoop(store, dispatcher, recorder, rules, grace=parts.config.turns.grace, alone=alone),
-            AbandonedLoop(store, recorder, rules, grace=parts.config.openai.grace),
+            AbandonedLoop(store, recorder, rules, grace=grace, outputs=outputs, files=parts.files),
             WebhooksLoop(
                 parts.config.webhooks,
                 store,
@@ -136,9 +137,8 @@ class ShardRuntime:
                 files=parts.files,
             ),
         ]
-        if parts.config.openai.keep == "nothing" and parts.outputs is not None:
-            grace = parts.config.openai.grace
-            loops.append(EraseLoop(store, group_commit, parts.outputs.log, grace=grace))
+        if parts.config.openai.keep == "nothing" and outputs is not None:
+            loops.append(EraseLoop(store, group_commit, outputs, grace=grace))
         if parts.new_jobs is not None:
             loops.append(SchedulesLoop(store, group_commit, parts.new_jobs))
         if parts.files is not None and self.name == MAIN_SHARD:

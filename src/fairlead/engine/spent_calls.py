@@ -1,14 +1,27 @@
-"""Reads from the usage ledger the calls that rates still count when a queue is rebuilt."""
+"""What calls have used: from the usage ledger, the calls that rates still count when a queue is rebuilt; from its
+output, a call that is cancelled before its upstream has reported."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Container, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
+import orjson
+
+from fairlead.artifacts.files import Files
+from fairlead.artifacts.values import load_record
+from fairlead.dispatch.output_log import OutputLog
 from fairlead.dispatch.rates import Spent
 from fairlead.domain.job import Job
+from fairlead.domain.model_stats import StreamCount
+from fairlead.domain.openai import estimated_tokens
+from fairlead.domain.output import Position
 from fairlead.domain.rules import Rules
+from fairlead.domain.usage import Usage
 from fairlead.domain.usage_report import CallRecord
+from fairlead.errors import Unavailable
 from fairlead.store.port import Store
 
 FIRST_READ, MOST_READ = 1000, 1_000_000
@@ -62,3 +75,45 @@ def _reported(call: CallRecord) -> float | None:
 
 def _stated(job: Job | None, step: int) -> float | None:
     return None if job is None else replace(job, step=step).step_cost
+
+
+class StreamedUsage(NamedTuple):
+    """What this run of a job has used, counted in the output that it has streamed."""
+
+    run: int
+    usage: Usage
+
+    def of(self, job: Job) -> Usage | None:
+        """None if the job has another run by now."""
+        return self.usage if self.run == job.run else None
+
+
+async def streamed_usage(job_id: str, log: OutputLog, store: Store, files: Files | None) -> StreamedUsage | None:
+    """What the newest run of a job of the OpenAI front has used, by the events of its stream and the estimated tokens
+    of its prompt. None if no event has come: nothing shows then that the upstream has begun. Also None if the output is
+    not available: that must not keep the slot of a client that has disconnected. Raises Unavailable if the database is
+    not available."""
+    run, count = 0, StreamCount()
+    since: Position | None = None
+    try:
+        while page := await log.read(job_id, since):
+            for entry in page:
+                if entry.run != run:
+                    run, count = entry.run, StreamCount()
+                for text in map(orjson.loads, filter(None, entry.chunks)):
+                    if isinstance(text, str):
+                        count.add(text)
+            since = Position(page[-1].run, page[-1].last + 1)
+            await asyncio.sleep(0)  # a stream may be long, and the log in memory does not wait
+    except Unavailable:
+        return None
+    usage = count.usage(await _prompt_tokens(job_id, store, files)) if count.began else None
+    return None if usage is None else StreamedUsage(run, usage)
+
+
+async def _prompt_tokens(job_id: str, store: Store, files: Files | None) -> int | None:
+    record = await store.get(job_id)
+    if record is not None and files is not None:
+        record = await load_record(files, record)
+    tokens = None if record is None else estimated_tokens(record.input_data, answers=False)
+    return None if tokens is None else round(tokens)

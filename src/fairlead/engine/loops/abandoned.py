@@ -7,9 +7,14 @@ import asyncio
 import logging
 from collections.abc import Callable
 
+from fairlead.artifacts.files import Files
+from fairlead.dispatch.output_log import OutputLog
 from fairlead.domain import transitions
 from fairlead.domain.front_readers import Reader, Readers
+from fairlead.domain.job import Job, JobStatus
+from fairlead.domain.usage import Usage
 from fairlead.engine.parts import RulesRef
+from fairlead.engine.spent_calls import streamed_usage
 from fairlead.engine.transition_writer import TransitionWriter
 from fairlead.store.port import Store
 
@@ -33,12 +38,16 @@ class AbandonedLoop:
         rules: RulesRef,
         *,
         grace: float,
+        outputs: OutputLog | None = None,
+        files: Files | None = None,
         timer: Callable[[], float] = lambda: asyncio.get_running_loop().time(),
     ) -> None:
         self._store = store
         self._recorder = recorder
         self._rules = rules
         self._grace = grace
+        self._outputs = outputs
+        self._files = files
         self._timer = timer
         # On the monotonic clock: if the database's clock is set forward, all processes seem dead for a moment.
         self._began: float | None = None
@@ -81,13 +90,19 @@ class AbandonedLoop:
             for job in (await self._store.get_jobs(job_ids)).values()
             if not job.status.finished and lanes.has(job.service, job.priority.band)
         ]
-        moves = [(job, transitions.cancel(job, now=now)) for job in jobs]
+        moves = [(job, transitions.cancel(job, now=now, usage=await self._used_by(job))) for job in jobs]
         cancelled, error = await self._recorder.apply_each(moves, now)
         if cancelled:
             log.warning("cancelled %d requests whose gateway is gone and that no client joined", len(cancelled))
         self.queued += len(cancelled)
         if error is not None:
             raise error
+
+    async def _used_by(self, job: Job) -> Usage | None:
+        if job.status is not JobStatus.RUNNING or self._outputs is None:
+            return None
+        streamed = await streamed_usage(job.id, self._outputs, self._store, self._files)
+        return None if streamed is None else streamed.of(job)
 
     def _is_abandoned(self, readers: Readers | None, time: float) -> bool:
         return readers is not None and all(self._is_gone(reader, time) for reader in readers.requests)

@@ -22,13 +22,14 @@ from tests.openai_upstream import PATIENCE_S, chunks, event, hanging, refusing, 
 
 ASK = {"model": "llama", "messages": HELLO}
 STREAM = {**ASK, "stream": True}
-BROKEN = streaming(chunks(ASK)[0], event({"error": {"message": "CUDA out of memory"}}))
+ERROR = event({"error": {"message": "CUDA out of memory"}})
 
 
 ANSWERS: dict[str, tuple[dict[str, Any], list[Any], int]] = {
     "an answer": (ASK, [], 200),
     "a stream": (STREAM, [], 200),
-    "a stream that breaks": (STREAM, [BROKEN], 502),
+    "a stream that breaks": (STREAM, [streaming(chunks(ASK)[0], ERROR)], 200),
+    "a stream that is an error": (STREAM, [streaming(ERROR)], 502),
     "a stream that is refused": (STREAM, [refusing(400)], 400),
     "an error of the upstream": (ASK, [refusing(404)], 404),
     "garbage": (ASK, [sending(b"<html>", "text/html")], 502),

@@ -391,6 +391,28 @@ async def test_a_bad_stream_is_an_api_error_and_frees_the_slot(tmp_path: Path, n
         assert await text_of(stream) == TEXT
 
 
+@pytest.mark.parametrize("end", [event({"error": {"message": "CUDA out of memory"}}), b""], ids=["error", "cut"])
+@pytest.mark.parametrize("headers", [{}, {"Expect": ""}], ids=["own client", "aiohttp"])
+async def test_events_that_arrive_together_with_an_error_reach_the_client_first(
+    tmp_path: Path, end: bytes, headers: dict[str, str]
+) -> None:
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nContent-Length: 100000\r\n\r\n"
+
+    async def reply(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(head + b"".join(CHUNKS[:3]) + end)
+        writer.close()
+
+    async with await asyncio.start_server(reply, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        service = {"openai": f"http://127.0.0.1:{port}/v1", "models": ["llama"], "max_attempts": 1, "headers": headers}
+        async with open_front(tmp_path, service=service) as front, front.http() as http:
+            response = await http.post("/chat/completions", json=ASK)
+    shown = [line.encode() for line in response.text.split("\n\n")]
+    assert [chunk.strip() for chunk in CHUNKS[:3]] == shown[:3]
+    assert b"error" in shown[3]
+
+
 @pytest.mark.parametrize("end", [None, ConnectionError()], ids=["open", "lost"])
 async def test_a_stream_is_complete_when_it_is_done(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: Exception | None

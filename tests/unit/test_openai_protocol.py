@@ -126,9 +126,11 @@ def test_events_are_found_however_they_arrive(end: bytes, size: int) -> None:
 
 def test_an_event_without_end_is_refused() -> None:
     events = Events(1000)
-    events.feed(b"x" * 900)
+    assert list(events.feed(b"x" * 900)) == []
+    found = events.feed(b"\n\n" + b"x" * 1001)
+    assert next(found) == b"x" * 900, "it is complete"
     with pytest.raises(BrokenStream, match="1000 bytes"):
-        events.feed(b"x" * 200)
+        next(found)
 
 
 async def test_only_what_the_client_can_read_passes() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import aiohttp
@@ -38,19 +39,18 @@ class Events:
         self._rest = b""
         self._scanned = 0
 
-    def feed(self, data: bytes) -> list[bytes]:
+    def feed(self, data: bytes) -> Iterator[bytes]:
         """The events that are complete now."""
         self._rest += data
-        events, start = [], 0
+        start = 0
         while end := _END.search(self._rest, max(start, self._scanned)):
-            events.append(self._rest[start : end.start()])
+            yield self._rest[start : end.start()]
             start = end.end()
             self._scanned = start
         self._rest = self._rest[start:]
         self._scanned = max(0, len(self._rest) - 3)
         if len(self._rest) > self._largest:
             raise BrokenStream(f"the upstream sent an event of more than {self._largest} bytes")
-        return events
 
     @property
     def rest(self) -> bytes:
@@ -149,9 +149,14 @@ async def emit_events(response: AnyResponse, call: Call, stream: ChatStream, lar
     events = Events(largest)
     call.open_output()
     async for data in response.content.iter_any():
-        text = "".join(map(stream.text_of, events.feed(data)))
-        if text := text + stream.closing_text() if stream.done else text:
-            call.emit(text)
+        texts: list[str] = []
+        try:
+            texts.extend(map(stream.text_of, events.feed(data)))
+            if stream.done:
+                texts.append(stream.closing_text())
+        finally:  # clients receive the events before an error
+            if text := "".join(texts):
+                call.emit(text)
         if stream.done:
             await _read_to_end(response)
             return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -226,6 +227,21 @@ async def test_another_content_type_is_refused(still_site: Site, content_type: s
     for path in ("/api/v1/jobs", "/api/v1/jobs/bulk"):
         response = await still_site.client.post(path, content=b"{}", headers=headers)
         await refused(still_site, response, 415, "unsupported_media_type")
+
+
+@pytest.mark.parametrize(
+    "path", ["/api/v1/jobs", "/api/v1/jobs/bulk", "/api/v1/batches", "/api/v1/turns", "/inference"]
+)
+async def test_a_compressed_body_is_refused_by_the_name_of_its_encoding(still_site: Site, path: str) -> None:
+    headers = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
+    response = await still_site.client.post(path, content=gzip.compress(b"{}"), headers=headers)
+    await refused(still_site, response, 415, "unsupported_media_type")
+    assert "Content-Encoding: gzip" in response.json()["detail"]
+
+
+async def test_the_encoding_of_a_body_may_be_identity(still_site: Site) -> None:
+    response = await still_site.client.post("/api/v1/jobs", json=GOOD, headers={"Content-Encoding": "identity"})
+    assert response.status_code == 202
 
 
 @pytest.mark.parametrize("content_type", ["application/json; charset=utf-8", "Application/JSON", "application/ld+json"])

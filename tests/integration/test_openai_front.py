@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import io
 import logging
 from collections.abc import AsyncIterator
@@ -253,6 +254,16 @@ async def test_bad_requests_get_errors_in_openais_shape(
     assert response.status_code == status
     assert set(response.json()["error"]) == {"message", "type", "param", "code"}
     assert response.headers["x-request-id"]
+
+
+async def test_a_compressed_body_is_refused_by_the_name_of_its_encoding(front: Front) -> None:
+    headers = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
+    async with front.http() as client:
+        response = await client.post("/chat/completions", content=gzip.compress(b"{}"), headers=headers)
+    assert response.status_code == 415
+    error = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert "Content-Encoding: gzip" in error["message"]
 
 
 async def test_a_get_that_the_front_does_not_know_has_openais_shape(front: Front) -> None:

@@ -110,7 +110,7 @@ async def view_of(files: Files, file: File) -> dict[str, Any]:
     ),
 )
 async def upload_file(request: Request, query: Annotated[models_files.UploadQuery, Query()]) -> Response:
-    uploads.refuse_encoded(request)
+    request_parsing.refuse_encoded(request)
     files = files_of(request)
     if uploads.is_form(request):
         form = uploads.Form(request)
@@ -225,7 +225,7 @@ async def get_upload(request: Request, file_id: str) -> Response:
     ),
 )
 async def send_part(request: Request, file_id: str) -> Response:
-    uploads.refuse_encoded(request)
+    request_parsing.refuse_encoded(request)
     given = request.headers.get("upload-offset", "")
     if not (given.isascii() and given.isdecimal() and len(given) <= 18):
         raise InvalidInput("the header Upload-Offset must be the number of bytes before this part")

@@ -59,9 +59,18 @@ async def read_json(request: Request, *, or_as: str = "") -> Any:
     return decode(await read(request))
 
 
+def refuse_encoded(request: Request) -> None:
+    """Refuse a compressed body: it would have to be unpacked to be measured."""
+    encoding = headers_of(request.scope).get(b"content-encoding")
+    if encoding is not None and encoding.strip().lower() not in (b"identity", b""):
+        shown = encoding.decode("latin-1").strip()
+        raise UnsupportedMediaType(f"send the body as it is, without 'Content-Encoding: {shown}'")
+
+
 async def read(request: Request) -> bytes:
     """Return the whole body. This is faster than Starlette's `Request.body`, and can be called only once per
     request."""
+    refuse_encoded(request)
     connection, receive = request.scope.get(CONNECTION), request.receive
     if connection is not None and (body := connection.take_body(request.scope, receive)) is not None:
         arrived: bytes = body
@@ -76,6 +85,7 @@ async def read(request: Request) -> bytes:
 
 async def read_pieces(request: Request) -> AsyncIterator[bytes]:
     """Yield the chunks of the body as they arrive."""
+    refuse_encoded(request)
     more = True
     while more:
         message = await request.receive()

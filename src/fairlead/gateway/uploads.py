@@ -15,7 +15,6 @@ from starlette.requests import Request
 
 from fairlead.domain.files import OCTETS
 from fairlead.errors import InvalidInput
-from fairlead.gateway.problems import UnsupportedMediaType
 from fairlead.gateway.request_middleware import headers_of
 
 FORM = b"multipart/form-data"
@@ -25,13 +24,6 @@ MAX_HEADER = 4096
 
 Write = Callable[[str, str | None, AsyncIterator[bytes]], Awaitable[Any]]
 """Writes a file, given its name, its content type and its bytes."""
-
-
-def refuse_encoded(request: Request) -> None:
-    """Refuse a compressed body: it would have to be unpacked to be measured."""
-    encoding = headers_of(request.scope).get(b"content-encoding", b"identity")
-    if encoding.strip().lower() not in (b"identity", b""):
-        raise UnsupportedMediaType("send the file itself, without Content-Encoding")
 
 
 def is_form(request: Request) -> bool:

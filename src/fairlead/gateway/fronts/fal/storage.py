@@ -98,7 +98,7 @@ def _expiry(request: Request) -> float | None:
     responses=documented(200, models_fal.FalUploaded, "The file is stored.", *_UPLOADING),
 )
 async def put_file(request: Request, file_id: str) -> Response:
-    uploads.refuse_encoded(request)
+    request_parsing.refuse_encoded(request)
     files = files_of(request)
     file = await files.get(file_id)
     if file.ready:  # a client that got no answer sends the bytes again
@@ -132,7 +132,7 @@ async def complete(request: Request, file_id: str) -> Response:
     responses=documented(200, models_fal.FalPart, "The part is stored.", *_UPLOADING),
 )
 async def put_part(request: Request, file_id: str, part: int) -> Response:
-    uploads.refuse_encoded(request)
+    request_parsing.refuse_encoded(request)
     files = files_of(request)
     file = await files.get(file_id)
     arrived = MOST_PARTS if file.ready else await files.part_count(file)

@@ -17,7 +17,7 @@ from fairlead.domain.file_batch import BATCH
 from fairlead.domain.files import File
 from fairlead.domain.submission import ANONYMOUS
 from fairlead.errors import FileQuota, InvalidInput, NotFound, WrongState
-from fairlead.gateway import models_openai, uploads
+from fairlead.gateway import models_openai, request_parsing, uploads
 from fairlead.gateway.file_content import respond
 from fairlead.gateway.fronts.callers import USER_HEADER, user_of
 from fairlead.gateway.fronts.openai.errors import PREFIX
@@ -93,7 +93,7 @@ def list_view(data: list[dict[str, Any]], more: bool) -> dict[str, Any]:
     responses=in_openai_shape(models_openai.OpenAIFile, "The file.", *WITH_BODY, FileQuota),
 )
 async def upload_file(request: Request) -> Response:
-    uploads.refuse_encoded(request)
+    request_parsing.refuse_encoded(request)
     if not uploads.is_form(request):
         raise InvalidInput("send the file as a form (multipart/form-data), in the field 'file'", pointer="/file")
     files, now = fairlead_of(request).files, fairlead_of(request).now()

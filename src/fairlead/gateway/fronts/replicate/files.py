@@ -17,7 +17,7 @@ from fairlead.domain.files import File
 from fairlead.domain.replicate import PREFIX
 from fairlead.errors import FileQuota, InvalidInput, WrongState
 from fairlead.gateway import models_replicate as models
-from fairlead.gateway import uploads
+from fairlead.gateway import request_parsing, uploads
 from fairlead.gateway.fronts.callers import USER_HEADER, named_user, user_of
 from fairlead.gateway.fronts.replicate.predictions import base_of
 from fairlead.gateway.openapi import ONE_JOB, WITH_BODY, documented, header
@@ -70,7 +70,7 @@ def _shown(request: Request, file: File, metadata: dict[str, Any] | None = None)
     responses=documented(201, models.ReplicateFile, "The file.", *WITH_BODY, FileQuota),
 )
 async def upload(request: Request) -> Response:
-    uploads.refuse_encoded(request)
+    request_parsing.refuse_encoded(request)
     if not uploads.is_form(request):
         raise UnsupportedMediaType("send the file as multipart/form-data, in the part 'content'")
     app = fairlead_of(request)

@@ -48,6 +48,26 @@ async def test_a_read_begins_with_the_entry_that_has_the_position(output_log: Ou
     assert await output_log.read("j", Position(12, 1)) == []
 
 
+async def test_a_reader_in_memory_that_pages_through_a_long_output_looks_at_few_entries() -> None:
+    looks = 0
+
+    class Counted(Entry):
+        @property
+        def last(self) -> int:
+            nonlocal looks
+            looks += 1
+            return self.first
+
+    output_log = MemoryOutputLog(lambda: 0.0)
+    count = 50 * PAGE
+    await output_log.append([Counted("j", 1, 0, 1, number, ["0"]) for number in range(count)])
+    looks, read = 0, 0
+    while page := await output_log.read("j", Position(1, read)):
+        read += len(page)
+    assert read == count
+    assert looks < count
+
+
 async def test_jobs_are_apart(output_log: OutputLog) -> None:
     mine, other = entry(1, 0, "1"), entry(1, 0, "2", job="k")
     await output_log.append([mine, other])

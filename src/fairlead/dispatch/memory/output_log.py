@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -15,7 +15,8 @@ MAX_CHARACTERS = 64 << 20
 
 @dataclass(slots=True)
 class _Kept:
-    entries: deque[Entry] = field(default_factory=deque)
+    entries: list[Entry] = field(default_factory=list)
+    """In the order of their positions. A list, because readers look for the middle of it."""
     size: int = 0
     written_at: float = 0.0
 
@@ -37,13 +38,8 @@ class MemoryOutputLog:
         kept = self._jobs.get(job_id)
         if kept is None:
             return []
-        # From the right: a reader that follows the output wants the newest entries.
-        start = len(kept.entries)
-        for entry in reversed(kept.entries):
-            if since is not None and (entry.run, entry.last) < since:
-                break
-            start -= 1
-        return [kept.entries[i] for i in range(start, min(start + PAGE, len(kept.entries)))]
+        start = 0 if since is None else bisect_left(kept.entries, since, key=_end)
+        return kept.entries[start : start + PAGE]
 
     async def delete(self, job_ids: Sequence[str]) -> None:
         for job_id in job_ids:
@@ -62,11 +58,11 @@ class MemoryOutputLog:
         self._jobs[entry.job_id] = kept
         kept.written_at = self._clock()
         newest = kept.entries[-1] if kept.entries else None
-        if newest is None or (entry.run, entry.last) > (newest.run, newest.last):
+        if newest is None or _end(entry) > _end(newest):
             kept.entries.append(entry)
             self._grow(kept, _size(entry))
             if len(kept.entries) > MAX_ENTRIES:
-                self._grow(kept, -_size(kept.entries.popleft()))
+                self._grow(kept, -_size(kept.entries.pop(0)))
         return Appended.KEPT
 
     def _grow(self, kept: _Kept, size: int) -> None:
@@ -81,6 +77,10 @@ class MemoryOutputLog:
                 return
             del self._jobs[job_id]
             self._size -= kept.size
+
+
+def _end(entry: Entry) -> Position:
+    return Position(entry.run, entry.last)
 
 
 def _size(entry: Entry) -> int:

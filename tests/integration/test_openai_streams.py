@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -435,12 +436,16 @@ async def test_a_trickle_ends_with_the_timeout(tmp_path: Path) -> None:
             await response.write(CHUNKS[1])
             await asyncio.sleep(0.05)
 
-    async with open_front(tmp_path, service={"limit": 1, "timeout": 0.5}) as front, front.client() as client:
+    async with open_front(tmp_path, service={"limit": 1, "timeout": 1.0}) as front, front.client() as client:
+        await client.chat.completions.create(model="llama", messages=HELLO)  # the first request is slow
         front.upstream.script.append(trickle)
-        with pytest.raises(openai.APIError, match="within"):
+        began = time.monotonic()
+        with pytest.raises(openai.APIError, match="did not end its stream within 1 s"):
             async for _ in await client.chat.completions.create(model="llama", messages=HELLO, stream=True):
                 pass
+        assert time.monotonic() - began >= 1.0, "not before"
         await front.upstream.reaches(open=0)
+        assert len(front.upstream.calls) == 2, "clients have seen its beginning"
 
 
 async def test_lines_that_break_the_client_are_left_out(front: Front) -> None:

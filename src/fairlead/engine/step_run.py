@@ -339,6 +339,8 @@ class OutcomeMapper:
         service = run.job.service
         if call is not None and call.stalled:
             return unavailable(f"{service} waited for the object store until its timeout")
+        if isinstance(run.outcome, Failure) and run.outcome.code == TIMEOUT:
+            return run.outcome  # the executor knows whether the call can be retried
         timeout = self._config.services[service].timeout
         return Failure(TIMEOUT, f"{service} did not answer within {timeout:g} s", retryable=True)
 

@@ -53,7 +53,7 @@ from fairlead.executors.openai_images import (
 )
 from fairlead.executors.openai_responses import Exchange, KnownUpstreams, is_unknown_path, passed_on, translated
 from fairlead.executors.openai_stream import ChatStream, UpstreamError, emit_events, error_text
-from fairlead.executors.port import Call, OutputTooLarge, Success
+from fairlead.executors.port import TIMED_OUT, Call, OutputTooLarge, Success
 from fairlead.executors.upstream_limits import BUSY, Sessions, heed, retry_after_of
 
 log = logging.getLogger("fairlead.openai")
@@ -207,7 +207,7 @@ class OpenAIExecutor:
                         return bad("the upstream streamed its answer to a request that is not streamed")
                     stream = exchange.stream or ChatStream(request, hides_usage=adds_usage, began=began)
                     retries = self._retry_streams or exchange.restartable
-                    return await self._stream(call, stream, response, began, retries)
+                    return await self._stream(call, stream, response, retries)
                 return await self._answer(call, exchange, response)
         except aiohttp.InvalidURL as error:
             return Failure(PERMANENT, f"not a URL that can be called: {error}", retryable=False)
@@ -232,18 +232,15 @@ class OpenAIExecutor:
             return request.body
         return openai.form_with(request.content_type, request.body, "model", target)
 
-    async def _stream(
-        self, call: Call, stream: ChatStream, response: AnyResponse, began: float, retries: bool
-    ) -> Success | Failure:
+    async def _stream(self, call: Call, stream: ChatStream, response: AnyResponse, retries: bool) -> Success | Failure:
         """Emit a stream. Once clients have seen its beginning, a failure is not retried, unless `retries`: it is
-        configured, or the exchange can be restarted. Its deadline is a little before the worker's: the worker would
-        retry a call that it stops."""
-        deadline = began + call.timeout - min(0.5, call.timeout / 10)
+        configured, or the exchange can be restarted."""
         self._answered(call, response)
         try:
-            async with asyncio.timeout_at(deadline):
-                await emit_events(response, call, stream, self._max_result)
-        except TimeoutError:
+            await emit_events(response, call, stream, self._max_result)
+        except asyncio.CancelledError as error:
+            if error.args != (TIMED_OUT,):
+                raise
             failure = Failure(TIMEOUT, f"{call.service} did not end its stream within {call.timeout:g} s", True)
         except OutputTooLarge as error:
             failure = failure_of(error)

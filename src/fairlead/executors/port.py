@@ -364,8 +364,9 @@ class Executor(Protocol):
         """Make the call. If the call is cancelled, stop the work. If the work cannot be stopped, set `call.lingering`
         to a future that is done when the work has ended.
 
-        A cancellation with a message in `GIVEN_UP` means that the call is abandoned. After any other cancellation, for
-        example at a shutdown, the work may continue, and the next worker may take it over.
+        A cancellation with a message in `GIVEN_UP` means that the call is abandoned. If it has timed out, the executor
+        may return a failure with the code TIMEOUT, which says whether the call can be retried. After any other
+        cancellation, for example at a shutdown, the work may continue, and the next worker may take it over.
         """
         ...
 

@@ -41,9 +41,16 @@ async def test_an_answer_that_is_too_deep_to_change_passes_as_it_is(front: Front
     assert response.content == body
 
 
-@pytest.mark.parametrize("error", [{"message": "out of memory", "code": 500}, "out of memory"])
-async def test_an_error_object_with_status_200_is_an_error(front: Front, error: Any) -> None:
-    front.upstream.script.append(sending(orjson.dumps({"error": error, "user_id": "u"})))
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"error": {"message": "out of memory", "code": 500}, "user_id": "u"},
+        {"error": "out of memory", "user_id": "u"},
+        {"object": "error", "message": "out of memory", "code": 500},
+    ],
+)
+async def test_an_error_object_with_status_200_is_an_error(front: Front, answer: Any) -> None:
+    front.upstream.script.append(sending(orjson.dumps(answer)))
     async with front.client() as client:
         with pytest.raises(InternalServerError, match="the upstream failed with status 200: out of memory") as caught:
             await client.chat.completions.create(**ASK)

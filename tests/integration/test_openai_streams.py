@@ -101,6 +101,24 @@ async def test_a_stream_of_responses_passes(front: Front) -> None:
     assert "".join(each.delta for each in seen if each.type == "response.output_text.delta") == TEXT
 
 
+async def test_a_stream_of_responses_that_ends_in_the_middle_is_an_error(front: Front) -> None:
+    delta = {"type": "response.output_text.delta", "sequence_number": 1, "delta": "Hel"}
+    front.upstream.script.append(streaming(event(delta, delta["type"])))
+    async with front.client() as client:
+        with pytest.raises(openai.APIError, match="closed the stream before its end"):
+            async for _ in await client.responses.create(model="llama", input="Hi", stream=True):
+                pass
+
+
+@pytest.mark.parametrize("kind", ["error", "response.failed", "response.incomplete"])
+async def test_a_stream_of_responses_may_end_without_an_answer(front: Front, kind: str) -> None:
+    last = event({"type": kind, "sequence_number": 1, "message": "no"}, kind)
+    front.upstream.script.append(streaming(last))
+    async with front.client() as client:
+        stream = await client.responses.create(model="llama", input="Hi", stream=True)
+        assert [each.type async for each in stream] == [kind]
+
+
 async def test_the_tier_that_was_used_is_in_the_stream(tmp_path: Path) -> None:
     tiered = [event({**orjson.loads(each[6:]), "service_tier": "default"}) for each in CHUNKS]
     async with open_front(tmp_path, admin_key=ADMIN) as front, front.client(ADMIN) as client:
@@ -362,6 +380,7 @@ async def test_an_error_after_a_comment_is_an_event_of_the_stream(tmp_path: Path
         await first
 
 
+DONE = b"data: [DONE]\n\n"
 BAD_STREAMS: dict[str, tuple[list[Any], str]] = {
     "garbage": ([CHUNKS[0], b"data: {oops\n\n"], "not JSON"),
     "no UTF-8": ([CHUNKS[0], b": \xff\n\n"], "not UTF-8"),
@@ -371,6 +390,11 @@ BAD_STREAMS: dict[str, tuple[list[Any], str]] = {
     "10 MB without a newline": ([CHUNKS[0], *[b"x" * 1_000_000] * 10], "more than"),
     "too much": ([CHUNKS[0], *[event({"choices": [], "x": "y" * 100_000})] * 20], "too large"),
     "an error object": ([CHUNKS[0], event({"error": {"message": "CUDA out of memory"}})], "CUDA out of memory"),
+    "an error as vLLM sent it": (
+        [CHUNKS[0], event({"object": "error", "message": "no"}), DONE],
+        "within the stream: no",
+    ),
+    "an event that is an error": ([CHUNKS[0], event({"message": "no"}, "error"), DONE], "within the stream: no"),
     "never ends": ([CHUNKS[0], None], "within"),
 }
 
@@ -451,7 +475,16 @@ async def test_a_trickle_ends_with_the_timeout(tmp_path: Path) -> None:
 async def test_lines_that_break_the_client_are_left_out(front: Front) -> None:
     bad = b"id: 7\nretry: 10\n" + CHUNKS[1]
     front.upstream.script.append(
-        streaming(CHUNKS[0], b": hello\n\n", b"event: ping\n\n", bad, b": x\n\n", CHUNKS[-1], b"data: [DONE]\r\n\r\n")
+        streaming(
+            CHUNKS[0],
+            b": hello\n\n",
+            b"event: ping\n\n",
+            b"data: \n\n",
+            bad,
+            b": x\n\n",
+            CHUNKS[-1],
+            b"data: [DONE]\r\n\r\n",
+        )
     )
     async with front.client() as client:
         stream = await client.chat.completions.create(model="llama", messages=HELLO, stream=True)

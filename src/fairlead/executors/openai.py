@@ -274,7 +274,8 @@ class OpenAIExecutor:
             if value is None:
                 return bad(f"the upstream's answer is not a JSON object ({response.content_type}, {len(body)} bytes)")
             if _is_error(value):
-                return Failure(UPSTREAM_ERROR, error_text(value["error"], "with status 200"), retryable=False)
+                message = error_text(value.get("error") or value, "with status 200")
+                return Failure(UPSTREAM_ERROR, message, retryable=False)
             if request.stream:
                 return bad("the upstream did not stream its answer; it may not support stream for this model")
         return result_of(answer, value)
@@ -306,6 +307,8 @@ class OpenAIExecutor:
 
 def _is_error(value: Mapping[str, Any]) -> bool:
     """Whether an answer is nothing but an error, which some servers send with status 200."""
+    if value.get("object") == "error":  # older versions of vLLM
+        return True
     return bool(value.get("error")) and value.keys().isdisjoint(("id", "object", "choices", "data"))
 
 

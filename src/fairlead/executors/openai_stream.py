@@ -21,6 +21,9 @@ from fairlead.executors.port import Call
 
 _END = re.compile(rb"\r\n\r\n|\n\n|\n\r\n|\r\r")
 _LINES = re.compile(rb"\r\n|\n|\r")
+_ERROR = (b"event: error", b"event:error")
+_LAST = frozenset({"response.completed", "response.failed", "response.incomplete", "response.cancelled", "error"})
+"""The types of the events that end a stream of `/responses`."""
 _FORBIDDEN = (b"id:", b"retry:", b"id ", b"retry ")
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 END_WITHIN_S = 1.0
@@ -70,7 +73,7 @@ class ChatStream:
         self._hides_usage = hides_usage
         self.usage: dict[str, int] | None = None
         self.reported: Usage | None = None
-        self.complete = not self._has_done
+        self.complete = not self._has_done and request.path != openai.RESPONSES
         self._clock = asyncio.get_running_loop().time
         self._began = self._clock() if began is None else began
         self._first_token_at: float | None = None
@@ -97,12 +100,13 @@ class ChatStream:
             return self._decoded([event]) if self._passes(event[6:]) else ""
         data = b""
         kept: list[bytes] = []
-        for line in _LINES.split(event):
+        lines = _LINES.split(event)
+        for line in lines:
             if line.startswith(b"data:"):
                 data += (b"\n" if data else b"") + line[5:].removeprefix(b" ")
             if not line.startswith(_FORBIDDEN) and line not in (b"id", b"retry"):
                 kept.append(line)
-        if data and not self._passes(data):
+        if data and not self._passes(data, is_error=self._has_done and any(line in _ERROR for line in lines)):
             return ""
         if not data:
             # An event without data breaks OpenAI's Python client; comments do not.
@@ -119,11 +123,14 @@ class ChatStream:
         except UnicodeDecodeError:
             raise BrokenStream("the upstream sent a stream that is not UTF-8") from None
 
-    def _passes(self, data: bytes) -> bool:
+    def _passes(self, data: bytes, *, is_error: bool = False) -> bool:
         """Take note of the data of an event. Returns whether the client receives it."""
-        if data.strip() == openai.DONE:
+        data = data.strip()
+        if data == openai.DONE:
             self.complete = self.done = True
             return True
+        if not data:
+            return False
         try:
             value = orjson.loads(data)
         except orjson.JSONDecodeError:
@@ -131,15 +138,17 @@ class ChatStream:
         if not isinstance(value, dict):
             raise BrokenStream("the upstream sent an event that is not a JSON object")
         self.value = value
-        if value.get("error"):
-            raise UpstreamError(error_text(value["error"], "within the stream"))
+        if is_error or value.get("error") or value.get("object") == "error":
+            raise UpstreamError(error_text(value.get("error") or value, "within the stream"))
         if self._first_token_at is None and openai.has_token(value):
             self._first_token_at = self._clock()
         usage = openai.usage_of(value)
         if usage is not None:
             self.usage, self.reported = usage, openai.reported_usage(value)
         choices = value.get("choices")
-        if self._has_done and isinstance(choices, list) and any(_is_last(choice) for choice in choices):
+        if not self._has_done:
+            self.complete = self.complete or str(value.get("type")) in _LAST
+        elif isinstance(choices, list) and any(_is_last(choice) for choice in choices):
             self.complete = True
         return not (self._hides_usage and usage is not None and choices == [])
 

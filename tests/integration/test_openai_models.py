@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -105,6 +107,65 @@ async def test_a_piece_may_be_a_delta(tmp_path: Path) -> None:
     assert answer.choices[0].finish_reason == "tool_calls"
     assert answer.choices[0].message.tool_calls is not None
     assert answer.choices[0].message.tool_calls[0].id == "c1"
+
+
+async def test_the_deltas_of_an_answer_that_is_not_streamed_become_one_message(tmp_path: Path) -> None:
+    """A function may pass on the deltas of another stream: texts and arguments are in parts."""
+
+    def call(index: int, arguments: str, **first: Any) -> dict[str, Any]:
+        function = {**({"name": first["id"]} if first else {}), "arguments": arguments}
+        return {"tool_calls": [{"index": index, "function": function, **first}]}
+
+    def declare_parts(app: Fairlead) -> None:
+        @app.model("parts", limit=1)
+        async def parts(messages: list[dict[str, Any]]) -> AsyncIterator[dict[str, Any]]:
+            yield {"role": "assistant", "content": None, "reasoning_content": "Let "}
+            yield {"reasoning_content": "me see."}
+            yield {"content": "One "}
+            yield {"content": "moment."}
+            yield call(0, "", id="f", type="function") | {"content": None}
+            yield call(0, '{"a"')
+            yield call(0, ": 1}")
+            yield call(1, "{}", id="g", type="function")
+
+    async with fronts(tmp_path, declare_parts) as (_, client):
+        message = (await client.chat.completions.create(model="parts", messages=HELLO)).choices[0].message
+        response = await client.responses.create(model="parts", input="Hello")
+    assert (message.role, message.content) == ("assistant", "One moment.")
+    assert message.model_extra == {"reasoning_content": "Let me see."}
+    called = [(each.id, each.function.name, each.function.arguments) for each in message.tool_calls or ()]
+    assert called == [("f", "f", '{"a": 1}'), ("g", "g", "{}")]
+    calls = [item for item in response.output if item.type == "function_call"]
+    assert [(item.call_id, item.name, item.arguments) for item in calls] == called
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_generator_in_a_thread_whose_client_disconnects_frees_the_slot(tmp_path: Path, stream: bool) -> None:
+    begun, closed, go_on = threading.Event(), threading.Event(), threading.Event()
+
+    def declare_endless(app: Fairlead) -> None:
+        @app.model("endless", limit=1)
+        def endless(messages: list[dict[str, Any]]) -> Iterator[str]:
+            try:
+                while True:
+                    yield "word "
+                    begun.set()
+                    go_on.wait(20)
+            finally:
+                closed.set()
+
+    async with fronts(tmp_path, declare_endless) as (app, client):
+        asking = asyncio.create_task(
+            client.chat.completions.create(model="endless", messages=HELLO, stream=stream)  # type: ignore[call-overload]
+        )
+        assert await asyncio.to_thread(begun.wait, 20)
+        [job] = (await app.list_jobs()).data
+        if stream:
+            await (await asking).close()
+        asking.cancel()
+        assert (await app.wait(job.job_id, 20)).status is JobStatus.CANCELLED
+        go_on.set()
+        assert await asyncio.to_thread(closed.wait, 20)
 
 
 async def test_requests_that_a_function_cannot_answer_are_refused(tmp_path: Path) -> None:

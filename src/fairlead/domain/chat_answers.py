@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from fairlead.domain.openai import FrontRequest
@@ -184,6 +184,33 @@ def events_for(request: FrontRequest, job_id: str, run: int) -> ResponseEvents:
     has sent the first events."""
     number = first_number(run) if request.background else 0
     return ResponseEvents(skeleton(request, job_id), number=number, announces=not request.background)
+
+
+def add_delta(message: dict[str, Any], delta: Mapping[str, Any]) -> None:
+    """Add a delta of a stream to a message, as clients do: texts are concatenated, and so are the arguments of calls
+    with the same index."""
+    for name, value in delta.items():
+        known = message.get(name)
+        if name == "tool_calls" and isinstance(value, list):
+            message[name] = _with_calls(known or [], value)
+        elif name != "role" and type(known) is type(value) and isinstance(value, str | list):
+            message[name] = message[name] + value
+        elif value is not None or known is None:
+            message[name] = value
+
+
+def _with_calls(known: Sequence[Any], added: Sequence[Any]) -> list[Any]:
+    calls = list(known)
+    for call in added:
+        index = call.get("index") if isinstance(call, dict) else None
+        found = next((at for at, each in enumerate(calls) if index is not None and each.get("index") == index), None)
+        if found is None:
+            calls.append(call)
+            continue
+        function = dict(calls[found].get("function") or {})
+        add_delta(function, call.get("function") or {})
+        calls[found] = {**calls[found], **call, "function": function}
+    return calls
 
 
 def _usage(usage: Mapping[str, Any]) -> dict[str, Any]:

@@ -130,8 +130,7 @@ class FunctionExecutor:
             # A running thread cannot be stopped. The worker keeps the slot until the thread has finished.
             if not done.done():
                 call.lingering = done
-            if call.output is not None:
-                call.output.closed = True
+            call.open_output().closed = True
             raise
         if failed is not None:
             raise _carried(failed)

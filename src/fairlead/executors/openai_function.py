@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 
 from fairlead.domain import openai
-from fairlead.domain.chat_answers import events_for
+from fairlead.domain.chat_answers import add_delta, events_for
 from fairlead.domain.chat_requests import Untranslatable, chat_request
 from fairlead.domain.openai import FrontAnswer, FrontRequest
 from fairlead.domain.openai_responses import event_text
@@ -82,7 +82,7 @@ class Chat:
             "created": int(time.time()),
             "model": model,
         }
-        self._begun = False
+        self._begun = self._has_calls = False
         self.refusal: dict[str, Any] | None = None
         if request.path not in ANSWERED:
             self.refusal = _refusal(404, NOT_FOUND)
@@ -117,6 +117,8 @@ class Chat:
             return
         pieces = [made] if isinstance(made, str | Mapping) else made
         for piece in pieces if isinstance(pieces, Iterable) else [made]:
+            if self._call.output is not None and self._call.output.closed:
+                break  # nothing waits for this call any more; the generator is closed when it is no longer referred to
             self.add(piece)
 
     def add(self, piece: Any) -> None:
@@ -124,17 +126,15 @@ class Chat:
         delta = {"content": piece} if isinstance(piece, str) else piece
         if not isinstance(delta, Mapping):
             raise TypeError(f"a model returns or yields text or deltas, not {type(piece).__name__}")
+        self._has_calls = self._has_calls or bool(delta.get("tool_calls"))
         if self._stream:
             self._emit(delta)
-        for name, value in delta.items():
-            known = self._delta.get(name)
-            if known is not None and type(known) is type(value) and (name == "content" or isinstance(known, list)):
-                value = known + value
-            self._delta[name] = value
+        else:
+            add_delta(self._delta, delta)
 
     def end(self) -> Any:
         """The result of the job. The result of a stream is the text of its events."""
-        reason = "tool_calls" if self._delta.get("tool_calls") else "stop"
+        reason = "tool_calls" if self._has_calls else "stop"
         if self._stream:
             self._emit({}, reason)
             self._call.emit(self._last_text())

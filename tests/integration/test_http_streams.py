@@ -89,6 +89,18 @@ async def test_the_data_of_events_are_chunks(make_app: MakeApp, endpoint: Endpoi
         assert await streamed(app) == (texts, "".join(texts))
 
 
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+@pytest.mark.parametrize("size", [1, 1000])
+async def test_lines_may_end_in_each_way_of_the_standard(
+    make_app: MakeApp, endpoint: Endpoint, end: str, size: int
+) -> None:
+    lines = ("\ufeffdata: grün", "data: zwei", "", ": comment", "", "data: drei", "", "data: [DONE]", "", "")
+    sent = end.join(lines).encode()
+    endpoint.answers = [[sent[start : start + size] for start in range(0, len(sent), size)]]
+    async with make_app().running() as app:
+        assert (await streamed(app))[0] == ["grün\nzwei", "drei"]
+
+
 async def test_chunks_arrive_before_the_response_ends(make_app: MakeApp, endpoint: Endpoint) -> None:
     go_on = asyncio.Event()
     endpoint.answers = [[b"data: one\n\n", go_on, b"data: two\n\n"]]

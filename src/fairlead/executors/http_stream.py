@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import re
 from collections.abc import AsyncIterator
 
 import aiohttp
@@ -13,6 +14,7 @@ from fairlead.domain.openai import DONE
 from fairlead.executors.port import Call, OutputTooLarge
 
 _DONE = DONE.decode()
+_LINE_END = re.compile(rb"\r\n|\n|\r")
 
 
 class BrokenStream(Exception):
@@ -65,17 +67,20 @@ def _emit_data(call: Call, text: str) -> None:
 
 
 async def _lines(response: aiohttp.ClientResponse, most: int) -> AsyncIterator[str]:
-    """The lines of a response without their ends. Raises OutputTooLarge if a line is longer than `most` bytes."""
-    rest = b""
+    """The lines of a response without their ends, and without a byte order mark. Raises OutputTooLarge if a line is
+    longer than `most` bytes."""
+    rest, last, mark = b"", b"", "\ufeff"
     async for part in response.content.iter_any():
-        rest += part
-        *lines, rest = rest.replace(b"\r\n", b"\n").split(b"\n")
+        # A line end may be split between two parts.
+        *lines, rest = _LINE_END.split(rest + (part.removeprefix(b"\n") if last == b"\r" else part))
+        last = part[-1:]
         for line in lines:
-            yield _decoded(line.removesuffix(b"\r"))
+            yield _decoded(line).removeprefix(mark)
+            mark = ""
         if len(rest) > most:
             raise OutputTooLarge(len(rest), most)
     if rest:
-        yield _decoded(rest)
+        yield _decoded(rest).removeprefix(mark)
 
 
 def _decoded(line: bytes) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from fairlead import Config, Fairlead, JobStatus
+from fairlead import Config, Fairlead, JobStatus, TurnTimeout
 from fairlead.domain.views import Reason
 from fairlead.engine.roles import Roles
 from tests import redis_servers
@@ -179,3 +179,25 @@ async def _rate_full(app: Fairlead, job_id: str) -> Reason:
             if reason.code == "rate_full":
                 return reason
         await asyncio.sleep(0.01)
+
+
+async def test_the_usage_that_a_turn_reports_settles_its_rate(engines: dict[str, str]) -> None:
+    llm = {"limit": 9, "rate": {"tokens": 1000, "per": 3600}}
+    app = Fairlead(Config.model_validate({"services": {"llm": llm}}), **engines)
+    async with app.running(Roles()), asyncio.timeout(PATIENCE_S):
+        for cost, used in ((900, 100), (1, 400)):
+            async with app.turn("llm", user_id="ada", cost=cost) as turn:
+                turn.usage = {"tokens_in": 10, "tokens_out": used - 10}
+        failed = await app.turns.open("llm", "ada")
+        await app.turns.wait(failed.turn_id)
+        await app.turns.fail(failed.turn_id, "no good", usage={"tokens_out": 500})
+        with pytest.raises(TurnTimeout):
+            async with app.turn("llm", user_id="ada", wait_timeout=0.5):
+                pass
+        assert await _used(app) == 1000
+
+
+async def _used(app: Fairlead) -> float:
+    """The units that the rate of the service counts."""
+    (seen,) = await app._runtime.node.shards["main"].dispatcher.snapshot(["llm"])  # type: ignore[union-attr]
+    return seen.rates[0].units

@@ -30,7 +30,7 @@ from fairlead.domain.retry import EXCEPTION, Failure
 from fairlead.domain.submission import Submission, check
 from fairlead.domain.transitions import Adopt, Move
 from fairlead.domain.turns import TurnView
-from fairlead.domain.usage import reported
+from fairlead.domain.usage import Usage, reported
 from fairlead.domain.validation import check_id
 from fairlead.engine.node import Node
 from fairlead.engine.rebuild import lease_of
@@ -344,7 +344,7 @@ class Turns(TurnQueries):
             if not await self._record(waiter.job, move):
                 raise TurnLost("the turn has already been ended elsewhere", turn_id=waiter.id)
         finally:
-            self._leave(waiter, failed=failed)
+            self._leave(waiter, failed=failed, usage=None if move.call is None else move.call.usage)
         return await self.get(waiter.id)
 
     def _count(self, waiter: Waiter, *, failed: bool) -> None:
@@ -398,13 +398,13 @@ class Turns(TurnQueries):
 
     # ------------------------------------------------------------ shared parts
 
-    def _leave(self, waiter: Waiter, *, failed: bool | None = None) -> None:
+    def _leave(self, waiter: Waiter, *, failed: bool | None = None, usage: Usage | None = None) -> None:
         """Release the slot of this turn. A process that has stopped has no slots to release."""
         node = self._runtime.node
         if node is None:
             self._runtime.waiters.forget(waiter)
         else:
-            broker_of(node, waiter.job).leave(waiter, failed=failed)
+            broker_of(node, waiter.job).leave(waiter, failed=failed, usage=usage)
 
     def _spawn(self, coroutine: Coroutine[Any, Any, Any]) -> None:
         task = asyncio.get_running_loop().create_task(coroutine)

@@ -11,8 +11,10 @@ from typing import Any
 from fairlead.dispatch.port import Lease, Release
 from fairlead.domain import transitions, turns
 from fairlead.domain.config import ServiceConfig
+from fairlead.domain.costs import used_units
 from fairlead.domain.job import Job
 from fairlead.domain.processes import process_of
+from fairlead.domain.usage import Usage
 from fairlead.engine.claim_loop import ClaimLoop
 from fairlead.engine.parts import EngineParts, RulesRef, ShardSignals
 from fairlead.engine.turns.waiters import Waiter
@@ -127,13 +129,16 @@ class HeldSlots:
             self._held.pop(waiter.lease.name, None)
         self._waiters.forget(waiter)
 
-    def leave(self, waiter: Waiter, *, failed: bool | None = None) -> None:
-        """Release the slot of this turn, because its caller no longer uses it."""
+    def leave(self, waiter: Waiter, *, failed: bool | None = None, usage: Usage | None = None) -> None:
+        """Release the slot of this turn, because its caller no longer uses it. `usage` is what the caller reported."""
         self._waiters.forget(waiter)
         lease = waiter.lease
         if lease is not None and self._held.pop(lease.name, None) is not None:
             region_failed = failed if lease.region is not None else None
-            self.claims.release(Release(lease.name, lease.service, scope=lease.scope, failed=region_failed))
+            service = self._rules.current.services.get(lease.service)
+            used = None if usage is None or service is None else used_units(usage, service.cost_unit)
+            release = Release(lease.name, lease.service, scope=lease.scope, failed=region_failed, used=used)
+            self.claims.release(release)
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(coroutine)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 from fairlead.domain.job import Job
+from fairlead.domain.rules import Rules, ServiceRules
 from fairlead.domain.usage_report import CallRecord
 from fairlead.engine.spent_calls import spent_of
 from fairlead.store.port import Store
@@ -42,15 +43,34 @@ def call(job_id: str, outcome: str, **used: Any) -> CallRecord:
     )
 
 
-async def units(*calls: CallRecord) -> list[float]:
-    return [spent.units for spent in await spent_of(cast("Store", Jobs()), calls)]
+async def units(*calls: CallRecord, unit: str = "tokens") -> list[float]:
+    rules = Rules({"s": ServiceRules("s", 1, cost_unit=unit)})
+    return [spent.units for spent in await spent_of(cast("Store", Jobs()), calls, rules)]
 
 
 async def test_a_call_that_reported_nothing_counts_what_it_had_reserved() -> None:
-    reported = [call("a", "success", tokens_in=30, tokens_out=10), call("b", "success", units=20.0)]
+    reported = [call("a", "success", tokens_in=30, tokens_out=10), call("b", "success", tokens_out=20)]
     assert await units(*reported) == [40.0, 20.0]
     assert await units(call("stated", "lost"), *reported) == [50.0, 40.0, 20.0]
     assert await units(call("computed", "lost"), *reported) == [70.0, 40.0, 20.0], "the cost of that step"
     assert await units(call("gone", "lost"), *reported) == [30.0, 40.0, 20.0], "the mean, if the job is not known"
     assert await units(call("gone", "lost")) == [0.0]
     assert await units(call("stated", "success", tokens_in=0, tokens_out=0)) == [0.0], "nothing was used"
+
+
+async def test_a_call_counts_what_it_reported_in_the_unit_of_its_service() -> None:
+    both = call("a", "success", tokens_in=30, tokens_out=10, units=2.0)
+    assert await units(both) == [40.0]
+    assert await units(both, unit="images") == [2.0]
+    assert await units(call("a", "success", units=2.0), both) == [40.0, 40.0], "no tokens: the mean"
+    assert await units(call("stated", "success", tokens_out=9000), both, unit="images") == [50.0, 2.0], "no images"
+    assert await units(call("a", "success", tokens_out=9, units=0.0), unit="images") == [0.0]
+
+
+async def test_a_call_that_was_stopped_counts_at_least_what_it_had_reserved() -> None:
+    for outcome in ("cancelled", "timeout", "expired", "lost", "handed_back"):
+        assert await units(call("stated", outcome, tokens_out=3)) == [50.0], outcome
+        assert await units(call("stated", outcome, tokens_out=60)) == [60.0], outcome
+    whole, part = call("a", "success", tokens_out=40), call("gone", "cancelled", tokens_out=2)
+    assert await units(whole, part) == [40.0, 40.0], "the part does not count in the mean"
+    assert await units(call("stated", "failed", tokens_out=3)) == [3.0]

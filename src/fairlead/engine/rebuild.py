@@ -128,7 +128,7 @@ class Rebuild:
         for scope, epoch in epochs.items():
             own = [call for call in calls if rules.scope_of(call.service) == scope]
             for first in range(0, len(own), BATCH):
-                spent = await spent_of(self._store, own[first : first + BATCH])
+                spent = await spent_of(self._store, own[first : first + BATCH], rules)
                 if not await self._dispatcher.restore_spent(scope, epoch, spent):
                     return False
         return True

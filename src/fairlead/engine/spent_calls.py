@@ -14,6 +14,8 @@ from fairlead.artifacts.files import Files
 from fairlead.artifacts.values import load_record
 from fairlead.dispatch.output_log import OutputLog
 from fairlead.dispatch.rates import Spent
+from fairlead.domain.calls import CANCELLED, EXPIRED, HANDED_BACK, LOST, TIMED_OUT
+from fairlead.domain.costs import used_units
 from fairlead.domain.job import Job
 from fairlead.domain.model_stats import StreamCount
 from fairlead.domain.openai import estimated_tokens
@@ -27,6 +29,7 @@ from fairlead.store.port import Store
 FIRST_READ, MOST_READ = 1000, 1_000_000
 SKEW = 10.0
 """Seconds by which the ledger's rows may be out of order, because transactions overlap."""
+_STOPPED = frozenset({TIMED_OUT, CANCELLED, EXPIRED, LOST, HANDED_BACK})
 
 
 def longest_window(rules: Rules, scopes: Container[str]) -> float:
@@ -46,31 +49,36 @@ async def calls_since(store: Store, since: float) -> list[CallRecord]:
         limit *= 8
 
 
-async def spent_of(store: Store, calls: Sequence[CallRecord]) -> list[Spent]:
-    """What the rates count for these calls. A call that reported nothing, because it failed or was lost, counts the
-    cost of its step, else the mean of the calls of its service that reported something."""
-    needed = {call.job_id for call in calls if _reported(call) is None}
+async def spent_of(store: Store, calls: Sequence[CallRecord], rules: Rules) -> list[Spent]:
+    """What the rates count for these calls, in the units of their services. A call that reported nothing counts the
+    cost of its step, else the mean of the calls of its service that reported something. So does one that was stopped
+    before it had reported all that it used, unless it reported more."""
+    reports = [(call, _reported(call, rules)) for call in calls]
+    needed = {call.job_id for call, units in reports if units is None or call.outcome in _STOPPED}
     jobs = await store.get_jobs(list(needed)) if needed else {}
-    reports: dict[str, list[float]] = {}
-    for call in calls:
-        if (units := _reported(call)) is not None:
-            reports.setdefault(call.service, []).append(units)
-    means = {service: sum(units) / len(units) for service, units in reports.items()}
+    whole: dict[str, list[float]] = {}
+    for call, units in reports:
+        if units is not None and call.outcome not in _STOPPED:
+            whole.setdefault(call.service, []).append(units)
+    means = {service: sum(units) / len(units) for service, units in whole.items()}
 
-    def units_of(call: CallRecord) -> float:
-        found = (_reported(call), _stated(jobs.get(call.job_id), call.step), means.get(call.service))
-        return next((units for units in found if units is not None), 0.0)
+    def units_of(call: CallRecord, reported: float | None) -> float:
+        if reported is not None and call.outcome not in _STOPPED:
+            return reported
+        stated = _stated(jobs.get(call.job_id), call.step)
+        return max(reported or 0.0, means.get(call.service, 0.0) if stated is None else stated)
 
     return [
-        Spent(call.service, call.region, call.user_id, call.ended_at, units_of(call), call.plan, call.group)
-        for call in calls
+        Spent(call.service, call.region, call.user_id, call.ended_at, units_of(call, units), call.plan, call.group)
+        for call, units in reports
     ]
 
 
-def _reported(call: CallRecord) -> float | None:
-    if call.units is None and call.tokens_in is None and call.tokens_out is None:
-        return None
-    return call.units or float((call.tokens_in or 0) + (call.tokens_out or 0))
+def _reported(call: CallRecord, rules: Rules) -> float | None:
+    """What the call reported in the unit of its service, as when its slot was released."""
+    service = rules.services.get(call.service)
+    usage = Usage(call.tokens_in, call.tokens_out, units=call.units)
+    return None if service is None else used_units(usage, service.cost_unit)
 
 
 def _stated(job: Job | None, step: int) -> float | None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from fairlead import Config, Fairlead, JobStatus, TurnTimeout
+from fairlead import Call, Config, Fairlead, JobStatus, TurnTimeout
 from fairlead.domain.views import Reason
 from fairlead.engine.roles import Roles
 from tests import redis_servers
@@ -100,6 +100,7 @@ async def test_a_restart_does_not_let_more_calls_through(embedded: dict[str, str
     assert len(provider.arrivals) == 3
 
 
+TOKENS = {"tokens": 1000, "per": 3600}
 ABSURD: list[Any] = [
     {"tokens_in": -5},
     {"prompt_tokens": 1e30, "completion_tokens": "many"},
@@ -195,6 +196,30 @@ async def test_the_usage_that_a_turn_reports_settles_its_rate(engines: dict[str,
             async with app.turn("llm", user_id="ada", wait_timeout=0.5):
                 pass
         assert await _used(app) == 1000
+
+
+@pytest.mark.parametrize(
+    "shared",
+    [
+        {"pools": {"gpu": {"limit": 9, "rate": TOKENS}}},
+        {"plans": {"free": {"rate": TOKENS}}, "users": {"ada": {"plan": "free"}}, "pools": {"gpu": 9}},
+        {"groups": {"acme": {"rate": TOKENS}}, "users": {"ada": {"group": "acme"}}, "pools": {"gpu": 9}},
+    ],
+    ids=["pool", "plan", "group"],
+)
+async def test_a_rate_in_tokens_that_services_share_counts_their_tokens(
+    shared: dict[str, Any], engines: dict[str, str]
+) -> None:
+    app = Fairlead(Config.model_validate(shared), **engines)
+
+    @app.service(limit=9, pool="gpu")
+    async def llm(call: Call) -> None:
+        call.report_usage(tokens_out=1000)
+
+    async with app.running(Roles()), asyncio.timeout(PATIENCE_S):
+        await (await app.submit("llm", user_id="ada")).result()
+        second = await app.submit("llm", user_id="ada")
+        assert "(1000 tokens per 3600 s) is used up" in (await _rate_full(app, second.id)).message
 
 
 async def _used(app: Fairlead) -> float:

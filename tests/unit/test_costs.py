@@ -251,3 +251,24 @@ def test_services_that_speak_openai_count_in_tokens() -> None:
 def test_the_rate_of_a_pool_without_services_counts_units() -> None:
     rules = Rules({"s": ServiceRules("s", limit=1, cost_unit="tokens", pool="gpu")}, {"gpu": 2, "spare": 1})
     assert [rules.unit_of(RateOf("pool", name)) for name in ("gpu", "spare")] == ["tokens", UNITS]
+
+
+def test_tokens_are_the_unit_of_a_service_whose_calls_a_rate_in_tokens_counts() -> None:
+    rate = {"tokens": 100}
+    services = {
+        "plain": {"limit": 1},
+        "images": {"limit": 1, "cost_unit": "images", "pool": "gpu"},
+        "pooled": {"limit": 1, "pool": "gpu"},
+        "fifo": {"limit": 1, "order": "fifo"},
+        "region": {"limit": 1, "regions": {"eu": {"url": "http://eu", "limit": 1, "pool": "gpu"}}},
+    }
+
+    def units(**shared: Any) -> set[str]:
+        config = Config.model_validate({"services": services, "pools": {"gpu": 1}, **shared})
+        assert config.units["images"] == "images"
+        return {name for name, unit in config.units.items() if unit == "tokens"}
+
+    assert units() == units(plans={"free": {"rate": {"units": 9}}}) == set()
+    assert units(pools={"gpu": {"limit": 1, "rate": rate}}) == {"pooled", "region"}
+    assert units(plans={"free": {"rate": rate}}) == {"plain", "pooled", "fifo", "region"}
+    assert units(groups={"acme": {"rate": rate}}) == {"plain", "pooled", "region"}

@@ -285,7 +285,7 @@ class ServiceConfig(CostReading, Section):
         pool = self.pool or next(iter(pooled.values()), None)
         return pool, None if self.pool or len(pooled) == len(self.regions) else tuple(sorted(pooled))
 
-    def rules(self, name: str) -> ServiceRules:
+    def rules(self, name: str, unit: str | None = None) -> ServiceRules:
         pool, pooled_regions = self._pool()
         return ServiceRules(
             service=name,
@@ -295,7 +295,7 @@ class ServiceConfig(CostReading, Section):
             user_limit=self.user_limit,
             lease_ttl=self.lease_ttl,
             cost=None if isinstance(self.cost, str) else self.cost,
-            cost_unit=self.unit,
+            cost_unit=unit or self.unit,
             charge=self.charge,
             retries_first=bool(self.regions),
             regions={region: config.limit for region, config in self.regions.items()},

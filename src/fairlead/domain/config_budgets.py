@@ -102,7 +102,7 @@ def budgets_of(config: Any) -> Budgets:
     return Budgets(
         {name: table.budget(name, config.group_paths) for name, table in config.budgets.items()},
         {user_id: user.plan for user_id, user in config.users.items() if user.plan is not None},
-        {name: service.unit for name, service in config.services.items()},
+        config.units,
         config.wait_timeouts,
     )
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from fairlead.domain.costs import TOKENS, CostHook
 from fairlead.domain.openai import estimated_tokens
+from fairlead.domain.rate_config import PoolConfig, RateConfig
 from fairlead.domain.rules import SECONDS
 
 
@@ -25,9 +26,9 @@ class CostReading:
     @property
     def unit(self) -> str:
         """The unit in which costs are stated and use is counted: by default tokens, if a rate of the service is in
-        tokens."""
+        tokens. Rates that services share are not known here: see `CostReaders.units`."""
         rates = (self.rate, self.user_rate, *(region.rate for region in (self.regions or {}).values()))
-        in_tokens = any(rate is not None and rate.tokens is not None for rate in rates)
+        in_tokens = any(map(_in_tokens, rates))
         return self.cost_unit or (TOKENS if in_tokens or self.speaks_openai or self.models else SECONDS)
 
     @property
@@ -42,11 +43,32 @@ class CostReading:
         return self
 
 
+def _in_tokens(rate: RateConfig | None) -> bool:
+    return rate is not None and rate.tokens is not None
+
+
 class CostReaders:
     """The part of `Config` that concerns costs."""
 
     if TYPE_CHECKING:
         services: Any
+        pools: Any
+        plans: Any
+        groups: Any
+
+    @cached_property
+    def units(self) -> dict[str, str]:
+        """The unit of the costs of each service. A rate in tokens that several services share makes tokens the default
+        too: that of a pool, of a plan, or of a group, which FIFO services ignore."""
+        pools = {name for name, pool in self.pools.items() if isinstance(pool, PoolConfig) and _in_tokens(pool.rate)}
+        plans, groups = (any(_in_tokens(each.rate) for each in table.values()) for table in (self.plans, self.groups))
+
+        def unit(service: Any) -> str:
+            own_pools = {service.pool, *(region.pool for region in service.regions.values())}
+            counted = plans or (groups and service.order == "fair") or not pools.isdisjoint(own_pools)
+            return TOKENS if counted and service.cost_unit is None else str(service.unit)
+
+        return {name: unit(service) for name, service in self.services.items()}
 
     @cached_property  # read by every submit
     def cost_readers(self) -> dict[str, CostHook]:

@@ -86,7 +86,7 @@ class Worker:
         self._counters = parts.recorder.counters
         self._clock = parts.clock
         self._services = parts.config.services
-        self._units = {name: service.unit for name, service in self._services.items()}
+        self._units = parts.config.units
         self._executors = parts.executors
         self._budget = budget
         budget.join()

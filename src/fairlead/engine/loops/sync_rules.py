@@ -44,8 +44,8 @@ class SyncRulesLoop:
         self._servers = servers
         self._stalled_queues = stalled_queues
         self._leader_checks = Interval(CHECK_LEADERS_EVERY)
-        services = tuple(service.rules(name) for name, service in parts.config.services.items())
         config = parts.config
+        services = tuple(service.rules(name, config.units[name]) for name, service in config.services.items())
         self._declaration = DeclareServices(
             services,
             config.pool_limits,

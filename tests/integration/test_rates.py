@@ -11,6 +11,7 @@ import pytest
 from aiohttp import web
 
 from fairlead import Call, Config, Fairlead, JobStatus, TurnTimeout
+from fairlead.domain.usage import MOST_IGNORED
 from fairlead.domain.views import Reason
 from fairlead.engine.roles import Roles
 from tests import redis_servers
@@ -141,6 +142,21 @@ KINDS: list[tuple[str, dict[str, Any], str]] = [
     ("user", {"of": "plan", "name": "free"}, "the rate of each user of the plan free on llm"),
     ("group", {"of": "group", "name": "acme"}, "the rate of the group acme on llm"),
 ]
+
+
+async def test_a_call_that_reports_absurd_usage_without_end_ends(engines: dict[str, str]) -> None:
+    app = Fairlead(Config(), **engines)
+
+    @app.service(limit=1)
+    async def llm(call: Call) -> str:
+        for _ in range(40_000):  # more than a column of 16 bits holds
+            call.report_usage(tokens_out=-1)
+        return "done"
+
+    async with app.running(Roles()), asyncio.timeout(PATIENCE_S):
+        assert await (await app.submit("llm", user_id="ada")).result() == "done"
+        report = await app.usage(interval="total")
+        assert [(total.calls, total.ignored) for total in report.data] == [(1, MOST_IGNORED)]
 
 
 async def test_a_rate_of_every_kind_counts_the_calls_before_it_until_it_is_lifted(engines: dict[str, str]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fairlead.domain.openai import reported_usage
-from fairlead.domain.usage import MAX_TOKENS, Usage, merged, reported
+from fairlead.domain.usage import MAX_TOKENS, MOST_IGNORED, Usage, merged, reported
 from fairlead.executors.call_outcome import enveloped, usage_in
 from fairlead.executors.function import FunctionExecutor
 from fairlead.executors.port import Call, Success
@@ -68,6 +68,7 @@ def test_no_report_is_no_usage() -> None:
 def test_a_later_report_replaces_what_it_names() -> None:
     assert merged(Usage(1, 2, model="a", ignored=1), Usage(None, 5, model="b")) == Usage(1, 5, model="b", ignored=1)
     assert merged(None, Usage(1)) == Usage(1) == merged(Usage(1), None)
+    assert merged(Usage(ignored=MOST_IGNORED), Usage(1, ignored=1)) == Usage(1, ignored=MOST_IGNORED)
 
 
 def test_answers_report_usage_in_their_metrics_beside_them_or_without_an_envelope() -> None:

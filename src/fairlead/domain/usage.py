@@ -15,6 +15,9 @@ from fairlead.domain.fast_dataclass import fast_dataclass
 MAX_TOKENS = 1_000_000_000
 MAX_UNITS = 1e12
 LONGEST_MODEL = 200
+MOST_IGNORED = 10_000
+"""More ignored values of one call are not counted: a handler may report for each token. Columns of the ledger have 16
+bits."""
 
 _TOKENS_IN = ("tokens_in", "prompt_tokens", "input_tokens")
 _TOKENS_OUT = ("tokens_out", "completion_tokens", "output_tokens")
@@ -90,7 +93,7 @@ def merged(earlier: Usage | None, later: Usage | None) -> Usage | None:
         earlier.tokens_cached if later.tokens_cached is None else later.tokens_cached,
         earlier.units if later.units is None else later.units,
         later.model or earlier.model,
-        earlier.ignored + later.ignored,
+        min(MOST_IGNORED, earlier.ignored + later.ignored),
     )
 
 

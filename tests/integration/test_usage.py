@@ -218,3 +218,11 @@ async def test_a_cursor_of_another_question_is_refused(http: httpx2.AsyncClient)
     cursor = (await http.get(USAGE, params={"group_by": "user", "limit": "1"})).json()["next_cursor"]
     assert (await http.get(USAGE, params={"group_by": "user", "cursor": cursor})).status_code == 200
     assert (await http.get(USAGE, params={"group_by": "service", "cursor": cursor})).status_code == 422
+
+
+@pytest.mark.parametrize("interval", ["hour", "day", "month", "total"])
+async def test_a_period_may_have_any_times_of_the_calendar(http: httpx2.AsyncClient, interval: str) -> None:
+    answer = await http.get(USAGE, params={"from": "0001-01-01", "to": "9999-12-31T23:59:59.9Z", "interval": interval})
+    assert answer.status_code == 200, answer.text
+    assert (answer.json()["from"], answer.json()["to"]) == ("1970-01-01T00:00:00.000Z", "9999-12-31T00:00:00.000Z")
+    assert [row["calls"] for row in answer.json()["data"]] == [5]

@@ -21,8 +21,8 @@ from fairlead.domain.validation import moment
 from fairlead.errors import InvalidInput
 
 DAY, HOUR = 86400.0, 3600.0
-LATEST = 253402300800.0
-"""The end of the year 9999."""
+LATEST = 253402214400.0
+"""The beginning of the last day of the year 9999. A period that ended later could not be shown."""
 _BACK = {"hour": DAY, "day": 30 * DAY, "month": 365 * DAY, "total": 30 * DAY}
 _KEY = (int, *[str] * (len(UsageQuery.GROUPS) - 1), int)
 
@@ -63,7 +63,7 @@ class UsageReports:
             raise InvalidInput(f"limit must be from 1 to {MAX_ROWS}", pointer="/limit")
         until = self._runtime.clock.now() if end is None else moment(end, "to")
         since = until - _BACK[interval] if start is None else moment(start, "from")
-        if not since < until <= LATEST:
+        if not since < (until := min(LATEST, until)):
             raise InvalidInput("from must be before to", pointer="/from")
         width = HOUR if interval == "hour" else DAY
         query = UsageQuery(

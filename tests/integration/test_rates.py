@@ -238,6 +238,24 @@ async def test_a_rate_in_tokens_that_services_share_counts_their_tokens(
         assert "(1000 tokens per 3600 s) is used up" in (await _rate_full(app, second.id)).message
 
 
+@pytest.mark.parametrize(("unit", "used"), [("tokens", 900), ("images", 1)])
+async def test_tokens_that_the_upstream_has_left_correct_rates_in_tokens_only(
+    unit: str, used: float, embedded: dict[str, str]
+) -> None:
+    async def handle(_: web.Request) -> web.Response:
+        headers = {"x-ratelimit-limit-tokens": "9000", "x-ratelimit-remaining-tokens": "100"}
+        return web.json_response({"usage": {}}, headers={**headers, "x-ratelimit-reset-tokens": "1h"})
+
+    provider = Provider(9, PER)
+    provider.handle = handle  # type: ignore[method-assign]
+    async with serving(provider) as url:
+        llm = {"format": "raw", "cost_unit": unit, "rate": {"units": 1000, "per": 3600}}
+        app = Fairlead(config_of(url, **llm), **embedded)
+        async with app.running(Roles()), asyncio.timeout(PATIENCE_S):
+            await (await app.submit("llm", cost=1, user_id="ada")).result()
+            assert await _used(app) == used
+
+
 async def _used(app: Fairlead) -> float:
     """The units that the rate of the service counts."""
     (seen,) = await app._runtime.node.shards["main"].dispatcher.snapshot(["llm"])  # type: ignore[union-attr]

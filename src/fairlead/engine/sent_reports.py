@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from fairlead.dispatch.port import Dispatcher
 from fairlead.dispatch.rates import Rest, Sent
+from fairlead.domain.costs import TOKENS
 from fairlead.engine.parts import RulesRef
 from fairlead.engine.step_run import StepRun
 from fairlead.errors import Unavailable
@@ -62,11 +63,15 @@ class SentReports:
 
     async def rest(self, rests: Sequence[Rest]) -> None:
         """Let services rest as their upstreams asked for, before the slot is released: otherwise the next step would be
-        refused too."""
+        refused too. Upstreams tell how many tokens are left; rates of services with another unit don't count them."""
+        in_tokens = {name for name, rules in self._rules.current.services.items() if rules.cost_unit == TOKENS}
+        rests = [rest for rest in rests if rest.units is None or rest.service in in_tokens]
         for rest in rests:
             if rest.requests is None and rest.units is None:
                 where = rest.service if rest.region is None else f"{rest.service} in {rest.region}"
                 log.info("the upstream of %s takes no calls for %.1f s", where, rest.seconds)
+        if not rests:
+            return
         try:
             await self._dispatcher.rest(rests)
         except Unavailable as error:  # the next refused call reports it again

@@ -138,6 +138,10 @@ def test_budgets_are_read_from_the_file(tmp_path: Path, group: str) -> None:
         ('tokens = 1\nper = "day"\nservice = "none"', "budgets.x.service: no service is called 'none'"),
         ('tokens = 1\nper = "day"\nplan = "none"', "budgets.x.plan: no plan is called 'none'"),
         ('money = 1\nper = "day"', "budgets.x.money: no service has a price"),
+        (
+            'money = 1\nper = "day"\nservice = "chat"\n[services.t]\nlimit = 1\n[prices.t]\nper_call = 1',
+            "budgets.x.money: chat has no price",
+        ),
         ('tokens = 1\nper = "day"\ngroup = "a/b/c"', "budgets.x.group: a group has at most 2 levels"),
         ('tokens = 1\nper = "day"\nuser = ""', "budgets.x.user: should have at least 1 character, not ''"),
         ('tokens = 1\nper = "day"\ngroup = "a b"', "budgets.x.group: 'a b' is not the name of a group"),

@@ -7,6 +7,7 @@ from typing import Any
 
 from tests.unit import doctor_facts
 
+from fairlead.domain.config_budgets import BudgetConfig
 from fairlead.domain.config_prices import PriceConfig
 from fairlead.domain.rates import Rate
 from fairlead.domain.rules import ServiceRules
@@ -19,9 +20,15 @@ def total(service: str = "gpu", outcome: str = "success", **changes: Any) -> Usa
     return replace(sums, **changes)
 
 
-def codes(*totals: UsageTotal, prices: dict[str, PriceConfig] | None = None, **rates: Any) -> list[str]:
+def codes(
+    *totals: UsageTotal,
+    prices: dict[str, PriceConfig] | None = None,
+    budget: dict[str, Any] | None = None,
+    **rates: Any,
+) -> list[str]:
     known = doctor_facts.facts()
-    config = known.config.model_copy(update={"prices": prices or {}})
+    budgets = {} if budget is None else {"b": BudgetConfig.model_validate({**budget, "per": "day"})}
+    config = known.config.model_copy(update={"prices": prices or {}, "budgets": budgets})
     services = {**known.rules.services, "gpu": replace(ServiceRules("gpu", limit=1), **rates)}
     found = doctor_facts.codes(usage=totals, config=config, rules=replace(known.rules, services=services))
     return [code for code in found if code.startswith("usage")]
@@ -45,3 +52,12 @@ def test_a_rate_of_tokens_needs_calls_that_report_them() -> None:
     assert codes(total(reported=9), user_rate=Rate(units=100.0)) == ["usage-missing"]
     assert codes(total(reported=10), rate=Rate(units=100.0)) == []
     assert codes(total(reported=0), rate=Rate(requests=9)) == []
+
+
+def test_a_budget_of_tokens_or_units_needs_calls_that_report_them() -> None:
+    assert codes(total(reported=9), budget={"tokens": 100, "service": "gpu"}) == ["usage-missing"]
+    assert codes(total(reported=9), budget={"units": 100, "service": ["tts", "gpu"]}) == ["usage-missing"]
+    assert codes(total(reported=10), budget={"tokens": 100, "service": "gpu"}) == []
+    assert codes(total(reported=0), budget={"seconds": 100, "service": "gpu"}) == []
+    assert codes(total(reported=0), budget={"tokens": 100, "service": "tts"}) == []
+    assert codes(total(reported=0), budget={"tokens": 100}) == [], "a service may have nothing to report"

@@ -119,7 +119,8 @@ def budget_problems(
         yield "budgets", f"has {len(budgets)} budgets; at most {MOST_BUDGETS} are possible"
     for name, table in budgets.items():
         named = table.get("service")
-        for service in [named] if isinstance(named, str) else named or ():
+        named = [named] if isinstance(named, str) else named or ()
+        for service in named:
             if service not in services:
                 yield f"budgets.{name}.service", f"no service is called {service!r}; {known(services)}"
         if (plan := table.get("plan")) is not None and plan not in plans:
@@ -129,5 +130,6 @@ def budget_problems(
                 path_of(group, group_paths)
             except ValueError as error:
                 yield f"budgets.{name}.group", str(error)
-        if table.get(MONEY) is not None and not prices:
-            yield f"budgets.{name}.money", "no service has a price: without [prices], calls cost nothing"
+        if table.get(MONEY) is not None and prices.keys().isdisjoint(named or prices):
+            none = f"{' and '.join(named)} has no price" if named else "no service has a price"
+            yield f"budgets.{name}.money", f"{none}: without [prices], calls cost nothing"

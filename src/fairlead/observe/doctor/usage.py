@@ -1,5 +1,5 @@
-"""Checks of the usage that calls report, values that were ignored, and prices and rates that need values which calls do
-not report; and of budgets that hold jobs, or soon will."""
+"""Checks of the usage that calls report, values that were ignored, and prices, rates and budgets that need values which
+calls do not report; and of budgets that hold jobs, or soon will."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from fairlead.domain.budgets import DEMOTE, HOLD, REFUSE, Budget, Counter, limit_of
+from fairlead.domain.budgets import DEMOTE, HOLD, REFUSE, UNITS, Budget, Counter, limit_of
 from fairlead.domain.calls import SUCCESS
 from fairlead.domain.config import Config
 from fairlead.domain.config_budgets import budgets_of
+from fairlead.domain.costs import TOKENS
 from fairlead.observe.doctor.finding import Finding, Kind, Severity, counted
 from fairlead.store.budgets import CounterRow
 from fairlead.store.port import Store
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from fairlead.observe.doctor.facts import Facts
 
 IGNORED = Kind("usage-ignored", Severity.WARNING, "reported usage is not credible")
-MISSING = Kind("usage-missing", Severity.NOTE, "calls do not report the usage that a price or rate counts")
+MISSING = Kind("usage-missing", Severity.NOTE, "calls do not report the usage that a price, rate or budget counts")
 HOLDS = Kind("budget-holds-jobs", Severity.WARNING, "jobs wait for the next window of a budget")
 NEARLY_SPENT = Kind("budget-nearly-spent", Severity.NOTE, "a budget is nearly or fully used up")
 
@@ -63,6 +64,7 @@ def _missing(facts: Facts) -> Iterator[Finding]:
             continue
         effects = ["they have no price for them"] if _is_priced(name, facts) else []
         effects += ["rates count what was expected of them"] if _is_rated(name, facts) else []
+        effects += [f"they use nothing of the budget {budget}" for budget in _budgets_of(name, facts)]
         if effects:
             yield MISSING.found(
                 f"{silent} of {counted(total.calls, 'call')} of {name} since yesterday reported neither tokens nor "
@@ -141,3 +143,11 @@ def _is_rated(service: str, facts: Facts) -> bool:
     also such that have nothing to report."""
     rates = facts.rules.windows_of(service) if service in facts.rules.services else {}
     return any(rate.units is not None and of.kind not in ("plan", "group") for of, rate in rates.items())
+
+
+def _budgets_of(service: str, facts: Facts) -> list[str]:
+    """The budgets that name the service and count its tokens or units. Other services may have nothing to report."""
+    budgets = budgets_of(facts.config).budgets.items()
+    return [
+        name for name, each in budgets if each.measure in (TOKENS, UNITS) and service in (each.services or frozenset())
+    ]

@@ -19,6 +19,7 @@ from fairlead.domain.config import Config
 from fairlead.errors import BudgetSpent, InvalidInput, NotFound, TurnEnded
 from fairlead.executors.port import Call
 from fairlead.gateway.app import create_gateway
+from fairlead.store.sqlite import budgets as sqlite_budgets
 from tests import redis_servers
 from tests.integration.gateway_site import client_of, served
 
@@ -219,7 +220,9 @@ async def test_an_operator_sets_no_amount_that_the_configuration_would_refuse(
         assert (await app.set_budget("own", most)).amount == most
 
 
-async def test_reached_thresholds_are_announced_to_endpoints(tmp_path: Path) -> None:
+async def test_reached_thresholds_are_announced_to_endpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Users between two thresholds don't take the place of those whose threshold is not announced yet."""
+    monkeypatch.setattr(sqlite_budgets, "MOST_WARNED", 1)
     async with site(tmp_path, daily={**DAILY, "warn_at": [0.5, 0.9]}) as (app, client):
         endpoint = {"url": "https://example.org/hook", "events": ["budget.threshold"]}
         assert (await client.post("/api/v1/webhooks/endpoints", json=endpoint)).status_code == 201

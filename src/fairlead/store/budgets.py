@@ -76,17 +76,17 @@ class CounterRow:
 
 
 class Threshold(NamedTuple):
-    """What a budget announces: the start of its window, its configured amount, its first threshold as a share of the
-    amount, and the number of its thresholds."""
+    """A threshold that a budget announces: the start of its window, its configured amount, the threshold as a share of
+    the amount, and its number among those of the budget, from 1."""
 
     budget: str
     window_start: float
     amount: int
     share: float
-    steps: int
+    number: int
 
     def row(self) -> tuple[Any, ...]:
-        return self.budget, round(self.window_start * 1e6), self.amount, self.share, self.steps
+        return self.budget, round(self.window_start * 1e6), self.amount, self.share, self.number
 
 
 class BudgetReads(Protocol):
@@ -96,8 +96,8 @@ class BudgetReads(Protocol):
         ...
 
     async def budgets_to_warn(self, thresholds: Sequence[Threshold]) -> list[CounterRow]:
-        """The counters of current windows that have reached a threshold that was not announced yet, at most
-        `MOST_WARNED`."""
+        """The counters of current windows that have reached a threshold that was not announced yet, once for each such
+        threshold, at most `MOST_WARNED`."""
         ...
 
     async def held_budgets(self) -> list[CounterRow]:

@@ -363,7 +363,7 @@ async def test_a_threshold_is_announced_once_to_the_endpoints_that_want_it(harne
     }
     assert found[0].about == {"budget": "hourly", "threshold": 0.8}
     assert (await counter(harness)).warned == 1
-    assert (await to_warn(0.4), await to_warn(0.4, steps=1)) == ([("hourly", "")], [])
+    assert (await to_warn(0.4), await to_warn(0.4, number=1)) == ([("hourly", "")], [])
 
 
 async def test_parallel_starts_and_ends_never_exceed_a_budget_by_more_than_the_calls_under_way(

@@ -77,11 +77,12 @@ class BudgetsLoop:
     async def _warn(self, now: float) -> None:
         """Announce each threshold that a budget has reached, once per window."""
         thresholds = [
-            Threshold(budget.name, budget.window(now).start, budget.amount, budget.warn_at[0], len(budget.warn_at))
+            Threshold(budget.name, budget.window(now).start, budget.amount, share, number)
             for budget in self._budgets.budgets.values()
-            if budget.warn_at
+            for number, share in enumerate(budget.warn_at, start=1)
         ]
-        for row in await self._store.budgets_to_warn(thresholds) if thresholds else ():
+        rows = await self._store.budgets_to_warn(thresholds) if thresholds else ()
+        for row in {row.key: row for row in rows}.values():
             budget = self._budgets.budgets[row.key[0]]
             limit = limit_of(budget, row.counter)
             reached = sum(row.counter.used >= share * limit for share in budget.warn_at)

@@ -476,17 +476,17 @@ SELECT {counter_columns}, 0 FROM (
 ) AS k LEFT JOIN fairlead.budget_counter AS c ON c.budget = k.budget AND c.subject = k.subject
 
 -- name: budgets_to_warn
--- $1: budgets, $2: starts of their windows, $3: amounts, $4: first thresholds, $5: numbers of thresholds, $6: limit.
+-- $1: budgets, $2: starts of their windows, $3: amounts, $4: thresholds, $5: their numbers, $6: limit.
 -- Most counters are below the smallest amount of any subject: they cost no look at the amount of their own.
 WITH t AS MATERIALIZED (
     SELECT g.*, least(g.amount, (SELECT min(o.amount) FROM fairlead.budget_override AS o WHERE o.budget = g.budget))
         AS smallest
     FROM unnest($1::text[], $2::text::bigint[], $3::text::bigint[], $4::text::float8[], $5::text::int[])
-        AS g (budget, window_start, amount, share, thresholds)
+        AS g (budget, window_start, amount, share, number)
 )
 SELECT {counter_columns}, 0 FROM (
     SELECT c.budget, c.subject FROM t JOIN fairlead.budget_counter AS c ON c.budget = t.budget
-    WHERE c.window_start >= t.window_start AND c.warned < t.thresholds AND c.used >= t.share * t.smallest
+    WHERE c.window_start >= t.window_start AND c.warned < t.number AND c.used >= t.share * t.smallest
     AND c.used >= t.share * coalesce((
         SELECT o.amount FROM fairlead.budget_override AS o WHERE o.budget = c.budget AND o.subject IN (c.subject, '')
         ORDER BY o.subject DESC LIMIT 1

@@ -501,18 +501,18 @@ SELECT json_group_array(json_array({counter_columns}, 0)) FROM (
 ) AS k LEFT JOIN budget_counter AS c ON c.budget = k.budget AND c.subject = k.subject
 
 -- name: budgets_to_warn
--- ?1: JSON array of [budget, start of its window, amount, first threshold, number of thresholds], ?2: limit.
+-- ?1: JSON array of [budget, start of its window, amount, threshold, number of the threshold], ?2: limit.
 -- Most counters are below the smallest amount of any subject: they cost no look at the amount of their own.
 WITH t AS MATERIALIZED (
     SELECT value ->> 0 AS budget, value ->> 1 AS window_start, value ->> 2 AS amount, value ->> 3 AS share,
-        value ->> 4 AS thresholds, min(value ->> 2, coalesce((
+        value ->> 4 AS number, min(value ->> 2, coalesce((
             SELECT min(o.amount) FROM budget_override AS o WHERE o.budget = value ->> 0
         ), value ->> 2)) AS smallest
     FROM json_each(?1)
 )
 SELECT json_group_array(json_array({counter_columns}, 0)) FROM (
     SELECT c.budget, c.subject FROM t CROSS JOIN budget_counter AS c ON c.budget = t.budget
-    WHERE c.window_start >= t.window_start AND c.warned < t.thresholds AND c.used >= t.share * t.smallest
+    WHERE c.window_start >= t.window_start AND c.warned < t.number AND c.used >= t.share * t.smallest
     AND c.used >= t.share * coalesce((
         SELECT o.amount FROM budget_override AS o WHERE o.budget = c.budget AND o.subject IN (c.subject, '')
         ORDER BY o.subject DESC LIMIT 1

@@ -214,10 +214,42 @@ async def test_a_retry_after_a_cancelled_job_is_a_new_job(front: Front) -> None:
 
 
 async def test_requests_with_one_idempotency_key_share_a_job(front: Front) -> None:
-    answers = await asyncio.gather(*(ask(front, Idempotency_Key="k1") for _ in range(5)))
+    answers = await asyncio.gather(*(ask(front, Idempotency_Key="k1") for _ in range(50)))
     assert {answer.status_code for answer in answers} == {200}
     assert len({job_of(answer) for answer in answers}) == 1
     assert len(front.upstream.calls) == 1
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+async def test_requests_with_one_idempotency_key_share_a_job_whenever_they_come(
+    front: Front, monkeypatch: pytest.MonkeyPatch, leaves: bool
+) -> None:
+    """One is accepted, and may leave, after another has found no job to join, and before it submits its own."""
+    looked, go_on = asyncio.Event(), asyncio.Event()
+    service_for = front.app.models.service_for
+
+    async def late(model: str | None) -> str:
+        if not looked.is_set():
+            looked.set()
+            await go_on.wait()
+        return await service_for(model)
+
+    monkeypatch.setattr(front.app.models, "service_for", late)
+    slow = asyncio.create_task(ask(front, Idempotency_Key="k1"))
+    await looked.wait()
+    if leaves:
+        front.upstream.gate.clear()
+    fast = asyncio.create_task(ask(front, Idempotency_Key="k1"))
+    if leaves:
+        await front.upstream.reaches(open=1)
+        fast.cancel()
+        await front.upstream.reaches(open=0)
+        front.upstream.gate.set()
+    await asyncio.wait({fast})
+    go_on.set()
+    assert (await slow).status_code == 200
+    assert leaves or job_of(await slow) == job_of(await fast)
+    assert len(front.upstream.calls) == 1 + leaves
 
 
 async def test_a_request_goes_on_if_another_one_that_joined_its_job_leaves(front: Front) -> None:

@@ -162,7 +162,7 @@ async def test_a_reader_that_comes_too_late_gets_a_clear_error(
     async with keeping_nothing(tmp_path, embedded, monkeypatch) as front, front.http() as client:
         first = await client.post("/chat/completions", json=ASK)
         await erased(front, 1)
-        monkeypatch.setattr(front.app.fronts, "join", lambda identity: _joined(first))
+        monkeypatch.setattr(front.app.fronts, "reading_of", lambda identity, retried: _joined(first))
         late = await client.post("/chat/completions", json=ASK, headers=AGAIN)
         assert late.status_code == 502
         assert "no longer kept" in late.json()["error"]["message"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import dataclass
+from weakref import WeakValueDictionary
 
 from uuid_utils import uuid4, uuid7
 
@@ -21,6 +22,8 @@ from fairlead.store.port import ChangeReader, Done
 
 log = logging.getLogger("fairlead.openai")
 
+Found = tuple[str, str, str]
+"""The key, the id and the readers of a job."""
 TRIES = 20
 PAUSES_S = (1.0, 2.0, 5.0, 10.0, 20.0, 30.0)
 """The pauses before each further attempt to leave a job."""
@@ -61,27 +64,43 @@ class FrontRequests:
     def __init__(self, runtime: Runtime, jobs: Jobs) -> None:
         self._runtime = runtime
         self._jobs = jobs
+        self._joining: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        """Requests with the same key join one after the other: each one changes the readers that the next one finds."""
         self._late: set[asyncio.Task[None]] = set()
         """Requests that could not leave at first."""
 
-    async def join(self, identity: Identity) -> Reading | None:
-        """Become a reader of the newest job of the same request. None if there is none, or if it was cancelled,
-        ended too long ago, or has an answer after which clients send the request again to get another one. Raises
-        IdempotencyMismatch."""
-        for _ in range(TRIES):
-            reading, again = await self._try_to_join(identity)
-            if not again:
-                return reading
-        return None
+    async def reading_of(self, identity: Identity, *, retried: bool) -> Reading:
+        """Become a reader of the newest job of the same request, if the client may have sent it before. If there is
+        none, or if it was cancelled, ended too long ago, or has an answer after which clients send the request again to
+        get another one, the reading is `new`: its job is submitted next, with the key of the reading as its idempotency
+        key, and the readers in place of the hash of its body. Raises IdempotencyMismatch."""
+        prefix, found = key_prefix(identity.fingerprint), None
+        if retried:
+            async with self._joining.setdefault(prefix, asyncio.Lock()):
+                joined, found = await self._join(identity, prefix)
+            if joined is not None:
+                return joined
+        reader = self._new_reader(identity)
+        # Keys sort by their ends. Of requests with one idempotency key, which have found the same job, the database
+        # accepts only the first.
+        key = prefix + (_next_number("" if found is None else found[0], prefix) if identity.keyed else str(uuid7()))
+        return Reading("", identity.user_id, key, Readers(identity.body, (reader,)), reader, new=True)
 
-    async def _try_to_join(self, identity: Identity) -> tuple[Reading | None, bool]:
+    async def _join(self, identity: Identity, prefix: str) -> tuple[Reading | None, Found | None]:
+        """The reading of the newest job whose key has this prefix, if the request can join it, and that job."""
+        for _ in range(TRIES):
+            found = await self._runtime.store.newest_submit(identity.user_id, prefix)
+            reading, again = (None, False) if found is None else await self._try_to_join(identity, found)
+            if not again:
+                break
+        return reading, found
+
+    async def _try_to_join(self, identity: Identity, found: Found) -> tuple[Reading | None, bool]:
         """The reading, and whether to try again because the readers changed at the same moment."""
-        prefix = key_prefix(identity.fingerprint)
-        found = await self._runtime.store.newest_submit(identity.user_id, prefix)
-        readers = Readers.of(found[2]) if found is not None else None
-        if found is None or readers is None or readers.all_left:
+        key, job_id, stored = found
+        readers = Readers.of(stored)
+        if readers is None or readers.all_left:
             return None, False
-        key, job_id, _ = found
         if readers.body != identity.body:
             raise IdempotencyMismatch("this Idempotency-Key was used with another body", pointer="/Idempotency-Key")
         job = (await self._runtime.store.get_jobs([job_id])).get(job_id)
@@ -107,14 +126,6 @@ class FrontRequests:
         record = None if record is None else await load_record(self._runtime.files, record)
         answer = FrontAnswer.of_result(record.result) if record is not None else None
         return answer is not None and answer.status in RETRIED_BY_CLIENTS
-
-    async def new_reading(self, identity: Identity) -> Reading:
-        """The reading of a request whose job is submitted next, with the key of the reading as its idempotency key, and
-        the readers in place of the hash of its body."""
-        reader, prefix = self._new_reader(identity), key_prefix(identity.fingerprint)
-        # Keys sort by their ends.
-        key = prefix + (await self._next_number(identity, prefix) if identity.keyed else str(uuid7()))
-        return Reading("", identity.user_id, key, Readers(identity.body, (reader,)), reader, new=True)
 
     async def leave(self, reading: Reading) -> None:
         """Cancel the job of a client that has disconnected, unless other requests read it, here or at another gateway.
@@ -181,12 +192,11 @@ class FrontRequests:
         change = ChangeReader(reading.user_id, reading.key, str(was), str(readers))
         return isinstance(await self._runtime.group_commit.write(change), Done)
 
-    async def _next_number(self, identity: Identity, prefix: str) -> str:
-        """The end of the key of a new job whose client has sent an idempotency key. Two such requests get the same one,
-        so that the database accepts only the first."""
-        found = await self._runtime.store.newest_submit(identity.user_id, prefix)
-        last = found[0].removeprefix(prefix) if found is not None else ""
-        return f"{int(last) + 1:05}" if last.isdecimal() and last.isascii() else "00000"
-
     def _new_reader(self, identity: Identity) -> Reader:
         return Reader("" if identity.detached else self._runtime.process, uuid4().hex[:16])
+
+
+def _next_number(key: str, prefix: str) -> str:
+    """The end of the key that follows this one, of a job whose client has sent an idempotency key."""
+    last = key.removeprefix(prefix)
+    return f"{int(last) + 1:05}" if last.isdecimal() and last.isascii() else "00000"

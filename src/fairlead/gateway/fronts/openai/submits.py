@@ -14,18 +14,33 @@ from fairlead.gateway.permissions import caller_of
 from fairlead.gateway.rate_limit import accept_jobs
 from fairlead.gateway.responses import fairlead_of
 
+TRIES = 5
+"""How often a request whose idempotency key others use at the same moment tries to join or to submit a job."""
+
 
 async def read_or_submit(request: Request, call: FrontCall) -> tuple[Reading, dict[str, str]]:
     """Join the job of a request that the client has sent before, or submit a new one. Returns the reading, and the
     headers of the rate limit. Raises BadRequest."""
     app = fairlead_of(request)
-    joined = await app.fronts.join(call.identity) if call.retried else None
-    if joined is not None:
-        return joined, {}
-    service = await app.models.service_for(call.model)
-    if call.request.path == openai.RESPONSES and app.config.services[service].translates_responses:
-        chat_request(openai.json_object(call.request.body) or {})  # refuses at once what cannot be translated
-    reading = await app.fronts.new_reading(call.identity)
+    for tries_left in reversed(range(TRIES)):
+        reading = await app.fronts.reading_of(call.identity, retried=call.retried)
+        if not reading.new:
+            break
+        service = await app.models.service_for(call.model)
+        if call.request.path == openai.RESPONSES and app.config.services[service].translates_responses:
+            chat_request(openai.json_object(call.request.body) or {})  # refuses at once what cannot be translated
+        try:
+            return await _submitted(request, call, reading, service)
+        except IdempotencyMismatch:
+            # A request with the same idempotency key was accepted at the same moment.
+            if not tries_left:
+                raise
+    return reading, {}
+
+
+async def _submitted(
+    request: Request, call: FrontCall, reading: Reading, service: str
+) -> tuple[Reading, dict[str, str]]:
     try:
         receipts, headers = await accept_jobs(
             request,
@@ -36,13 +51,7 @@ async def read_or_submit(request: Request, call: FrontCall) -> tuple[Reading, di
             lowers_only=caller_of(request).role is Role.USER,
         )
     except TooLarge as error:
-        most = app.config.server.max_body
+        most = fairlead_of(request).config.server.max_body
         raise TooLarge(f"the body is over {most} bytes when it is stored as JSON (server.max_body)") from error
-    except IdempotencyMismatch:
-        # A request with the same idempotency key was accepted at the same moment.
-        joined = await app.fronts.join(call.identity)
-        if joined is None:
-            raise
-        return joined, {}
     reading.job_id = receipts[0].job_id
     return reading, headers

@@ -92,6 +92,29 @@ async def test_usage_is_requested_upstream_and_hidden_unless_the_client_asks(fro
         assert job.context["step_0_llama"]["metrics"]["usage"]["completion_tokens"] == 7
 
 
+async def test_an_upstream_that_refuses_the_request_for_usage_gets_streams_without_it(front: Front) -> None:
+    front.upstream.chat_only = True
+    front.upstream.script.append(refusing(400, "Unrecognized request argument supplied: stream_options"))
+    async with front.client() as client:
+        for _ in range(2):
+            assert (
+                await text_of(await client.chat.completions.create(model="llama", messages=HELLO, stream=True)) == TEXT
+            )
+        stream = await client.responses.create(model="llama", input="Hi", stream=True)
+        assert [each.type async for each in stream][-1] == "response.completed"
+        chats = [call.json for call in front.upstream.calls if call.path == "chat/completions"]
+        assert ["stream_options" in fields for fields in chats] == [True, False, False, False]
+
+
+async def test_a_refusal_of_what_the_client_asks_for_passes(front: Front) -> None:
+    front.upstream.script.append(refusing(400, "Unrecognized request argument supplied: stream_options"))
+    options: Any = {"include_usage": True}
+    async with front.client() as client:
+        with pytest.raises(openai.BadRequestError, match="stream_options"):
+            await client.chat.completions.create(model="llama", messages=HELLO, stream=True, stream_options=options)
+    assert len(front.upstream.calls) == 1
+
+
 async def test_a_stream_of_responses_passes(front: Front) -> None:
     async with front.client() as client:
         stream = await client.responses.create(model="llama", input="Hi", stream=True)

@@ -45,13 +45,19 @@ from fairlead.executors.http import (
 from fairlead.executors.http_client import AnyResponse, HttpClient, target_of
 from fairlead.executors.http_stream import BrokenStream
 from fairlead.executors.openai_images import (
-    UnknownFormats,
+    RefusedField,
     asks_for_urls,
-    refuses_format,
     saved_images,
     without_format,
 )
-from fairlead.executors.openai_responses import Exchange, KnownUpstreams, is_unknown_path, passed_on, translated
+from fairlead.executors.openai_responses import (
+    Exchange,
+    KnownUpstreams,
+    TranslatedStream,
+    is_unknown_path,
+    passed_on,
+    translated,
+)
 from fairlead.executors.openai_stream import ChatStream, UpstreamError, emit_events, error_text
 from fairlead.executors.port import TIMED_OUT, Call, OutputTooLarge, Success
 from fairlead.executors.upstream_limits import BUSY, Sessions, heed, retry_after_of
@@ -121,7 +127,8 @@ class OpenAIExecutor:
         self._retry_streams = config.retry_streams
         self._responses = config.responses
         self._known = KnownUpstreams()
-        self._unknown_formats = UnknownFormats()
+        self._formats = RefusedField("response_format")
+        self._usage = RefusedField("stream_options")
         self._waits = config.limit != AUTO
         self._max_result = max_result
         self._rests_until = 0.0
@@ -173,14 +180,27 @@ class OpenAIExecutor:
         async def convert(answer: FrontAnswer, value: Any) -> tuple[FrontAnswer, Any]:
             return await saved_images(call, answer, value)
 
-        if not self._unknown_formats.has(call, request):
+        if not self._formats.has(call, request):
             outcome = await self._call(call, Exchange(request, convert=convert), began)
-            if not refuses_format(outcome):
+            if not self._formats.is_why(outcome):
                 return outcome
-            self._unknown_formats.note(call, request)
+            self._formats.note(call, request)
         return await self._call(call, Exchange(without_format(request), convert=convert), began)
 
     async def _call(self, call: Call, exchange: Exchange, began: float) -> Success | Failure:
+        """Make the call. An upstream that refuses the request for the usage of a stream, which the client has not made,
+        gets the request without it."""
+        request = exchange.request
+        if not request.stream:
+            return await self._send(call, exchange, began)
+        if not self._usage.has(call, request):
+            outcome = await self._send(call, exchange, began)
+            if not self._usage.is_why(outcome) or not _adds_usage(exchange):
+                return outcome
+            self._usage.note(call, request)
+        return await self._send(call, exchange.without_usage(), began)
+
+    async def _send(self, call: Call, exchange: Exchange, began: float) -> Success | Failure:
         request = exchange.request
         url = self._upstream.url(call.region, request.path, request.query)
         if url is None:
@@ -192,7 +212,7 @@ class OpenAIExecutor:
             headers |= headers_of(call.trace)
         body, adds_usage = request.body, False
         if (request.stream or self._aliases) and (value := openai.json_object(body)) is not None:
-            adds_usage = _may_add_usage(request, value)
+            adds_usage = exchange.adds_usage and _may_add_usage(request, value)
             body = self._body(body, value, adds_usage)
         elif self._aliases:
             body = self._form(request)
@@ -322,6 +342,14 @@ def _lost(error: Exception) -> str:
 def _parameter(pair: str) -> str:
     """The name in `name=value`."""
     return unquote_plus(pair.partition("=")[0])
+
+
+def _adds_usage(exchange: Exchange) -> bool:
+    """Whether it was not the client that asked for the usage of this stream."""
+    value = openai.json_object(exchange.request.body)
+    return isinstance(exchange.stream, TranslatedStream) or (
+        value is not None and _may_add_usage(exchange.request, value)
+    )
 
 
 def _may_add_usage(request: FrontRequest, value: Mapping[str, Any]) -> bool:

@@ -34,26 +34,26 @@ def without_format(request: FrontRequest) -> FrontRequest:
     return replace(request, body=openai.without(request.body, "response_format"))
 
 
-class UnknownFormats:
-    """For which models, in which regions, the upstream refuses `response_format`."""
+class RefusedField:
+    """For which models, in which regions, the upstream refuses the field `name` of requests."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str) -> None:
+        self._name = name
         self._refused: dict[tuple[str | None, str], None] = {}
 
     def has(self, call: Call, request: FrontRequest) -> bool:
-        return (call.region, str(_fields(request).get("model"))) in self._refused
+        return bool(self._refused) and (call.region, str(_fields(request).get("model"))) in self._refused
 
     def note(self, call: Call, request: FrontRequest) -> None:
         if len(self._refused) >= MOST_REMEMBERED:
             self._refused.clear()
         self._refused[call.region, str(_fields(request).get("model"))] = None
 
-
-def refuses_format(outcome: object) -> bool:
-    """Whether the upstream answered that it does not take `response_format`, or not this one."""
-    if not isinstance(outcome, Success) or not _REFUSED.match(outcome.data_json):
-        return False
-    return "response_format" in outcome.data_json
+    def is_why(self, outcome: object) -> bool:
+        """Whether the upstream answered that it does not take the field, or not this value."""
+        if not isinstance(outcome, Success) or not _REFUSED.match(outcome.data_json):
+            return False
+        return self._name in outcome.data_json
 
 
 async def saved_images(call: Call, answer: FrontAnswer, value: Any) -> tuple[FrontAnswer, Any]:

@@ -37,12 +37,21 @@ _LAST = frozenset({"response.completed", "response.failed", "response.incomplete
 class Exchange:
     """One request to the upstream. `stream` reads a streamed answer; `convert` gets another one, and its JSON or None,
     and returns both as the client receives them. `restartable`: readers of the stream can handle a new attempt, so a
-    stream that breaks off is retried."""
+    stream that breaks off is retried. `adds_usage`: the usage of a stream is requested, whether the client asks or
+    not."""
 
     request: FrontRequest
     stream: ChatStream | None = None
     convert: Callable[[FrontAnswer, Any], Awaitable[tuple[FrontAnswer, Any]]] | None = None
     restartable: bool = False
+    adds_usage: bool = True
+
+    def without_usage(self) -> Exchange:
+        """The exchange for an upstream that refuses the request for the usage. A client's own request for it stays."""
+        request = self.request
+        if isinstance(self.stream, TranslatedStream):
+            request = replace(request, body=openai.without(request.body, "stream_options"))
+        return replace(self, request=request, adds_usage=False)
 
 
 class KnownUpstreams:

@@ -17,7 +17,7 @@ from playwright.async_api import Browser, expect
 from tests.browser import chromium, gateway_site, strict_window
 from tests.browser.gateway_site import Stage
 from tests.browser.sample_data import SampleData, add_sample_data
-from tests.browser.strict_window import Window
+from tests.browser.strict_window import Window, Windows
 
 HERE = Path(__file__).parent
 
@@ -40,6 +40,11 @@ async def browser() -> AsyncIterator[Browser]:
         yield launched
 
 
+@pytest.fixture(scope="session")
+def all_windows(browser: Browser) -> Windows:
+    return Windows(browser)
+
+
 @pytest_asyncio.fixture(loop_scope="session")
 async def raise_stage(tmp_path: Path) -> AsyncIterator[Raise]:
     """`await raise_stage(admin_key=...)`: an empty app."""
@@ -53,14 +58,14 @@ async def raise_stage(tmp_path: Path) -> AsyncIterator[Raise]:
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def open_window(browser: Browser, raise_stage: Raise) -> AsyncIterator[Open]:
+async def open_window(all_windows: Windows, raise_stage: Raise) -> AsyncIterator[Open]:
     """`await open_window(stage, color_scheme="dark")`; a complaint of any window fails the test at its end. (It depends
     on `raise_stage`, so that windows are closed before their gateway stops, of which they would complain.)"""
     windows: list[Window] = []
     async with AsyncExitStack() as stack:
 
         async def make(stage: Stage, **options: Any) -> Window:
-            window = await stack.enter_async_context(strict_window.opened(browser, stage.url, **options))
+            window = await stack.enter_async_context(all_windows.opened(stage.url, **options))
             windows.append(window)
             return window
 

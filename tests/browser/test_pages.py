@@ -106,7 +106,7 @@ async def test_findings_are_shown_with_their_fix(open_window: Open, bare_stage: 
     await bare_stage.app.pause("echo", who="ops")
     await bare_stage.submit("echo")
     window = await open_window(bare_stage)
-    await window.page.add_init_script(HEAR_VERDICTS)
+    await window.context.add_init_script(HEAR_VERDICTS)
     page = await window.go()
     await expect(page.get_by_test_id("health")).to_contain_text("Unpause", timeout=2 * PATIENCE_MS)
     # No verdict is shown before the first check.

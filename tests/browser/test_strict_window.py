@@ -7,7 +7,7 @@ from playwright.async_api import Error, Page, Route
 
 from tests.browser.conftest import Open
 from tests.browser.gateway_site import Stage
-from tests.browser.strict_window import Window
+from tests.browser.strict_window import Window, Windows
 from tests.browser.xss import HANDLERS
 
 POLICY = "default-src 'none'; script-src 'self'"
@@ -23,7 +23,7 @@ async def watched(open_window: Open, stage: Stage, policy: str = "") -> tuple[Wi
         headers = {"Content-Security-Policy": policy} if policy else {}
         await route.fulfill(body="<!doctype html><body>", content_type="text/html", headers=headers)
 
-    await window.page.route(f"**{PAGE}", fulfil)
+    await window.context.route(f"**{PAGE}", fulfil)
     await window.page.goto(stage.url + PAGE)
     return window, window.page
 
@@ -93,3 +93,20 @@ async def test_a_page_that_treats_text_as_markup_is_noticed(open_window: Open, b
         await page.evaluate("() => new Promise((done) => setTimeout(done, 30))")
         harmful += bool(window.complaints or await page.evaluate("() => window.__pwned"))
     assert harmful > len(HANDLERS) / 2
+
+
+async def test_a_kept_window_remembers_nothing_of_the_last_test(all_windows: Windows, bare_stage: Stage) -> None:
+    async with all_windows.opened(bare_stage.url) as first:
+        await first.go()
+        await first.page.evaluate("() => { localStorage.last = sessionStorage.last = document.cookie = 'last=1'; }")
+        await first.page.evaluate("() => console.error('oh no')")
+        page = first.page
+    assert any("oh no" in each for each in first.complaints)
+    async with all_windows.opened(bare_stage.url) as second:
+        assert second.page is page
+        await second.go()
+        found = await page.evaluate("() => [localStorage.last, sessionStorage.last, document.cookie]")
+        assert (found, second.complaints) == ([None, None, ""], [])
+        assert await second.context.cookies() == []
+    async with all_windows.opened(bare_stage.url) as third:
+        assert third.page is not page, "a test that has the context may have changed it"

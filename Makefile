@@ -36,7 +36,7 @@ help: ## say what there is
 	@echo "make coverage  install, then run all tests and report which statements of src/ they cover (ARGS as above)"
 	@echo "make soak      install, then run the load tests of Celery with more tasks (SOAK_TASKS=10000)"
 	@echo "make chaos     install, then break everything again and again (CHAOS_MINUTES=10, CHAOS_SEED)"
-	@echo "make fuzz      install, then send the gateway whatever its OpenAPI allows or forbids (FUZZ_EXAMPLES=300)"
+	@echo "make fuzz      install, then send the gateway whatever its OpenAPI allows or forbids (FUZZ_EXAMPLES=300), and run the models long"
 	@echo "make screenshots  install, then take the pictures of the docs anew, of the running sample project"
 	@echo "make recording  install, then record the moving picture of the README from the running sample project"
 	@echo "make docs      install, then build the documentation site in site/; make docs-serve serves it while you write"
@@ -102,7 +102,8 @@ chaos: install
 
 fuzz: export FUZZ_EXAMPLES ?= 300
 fuzz: install
-	$(BIN)/python -m pytest -n 2 tests/integration/test_schemathesis.py $(ARGS)
+	$(BIN)/python -m pytest -n 2 --hypothesis-profile fuzz tests/integration/test_schemathesis.py tests/model \
+		tests/contract/store/test_store_model.py tests/unit $(ARGS)
 
 recording: install
 	$(BIN)/python -m tools.record_dashboard

@@ -14,8 +14,10 @@ from hypothesis import HealthCheck, settings
 
 from tests import servers
 
-# The duration of an example depends on how busy the machine is.
-settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# The duration of an example depends on how busy the machine is. `make fuzz` uses the profile with many examples; a test
+# whose examples are expensive takes a part of them.
+settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=40)
+settings.register_profile("fuzz", settings.get_profile("suite"), max_examples=1000)
 settings.load_profile("suite")
 
 

@@ -6,7 +6,7 @@ import secrets
 
 import pytest
 import redis
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fairlead.dispatch.port import Claim, Offer
@@ -23,7 +23,6 @@ def server() -> redis.Redis:
     return redis.Redis.from_url(server_url())
 
 
-@settings(deadline=None, max_examples=200)
 @given(
     text=st.one_of(
         st.text(st.characters(exclude_categories=["Cs"])),

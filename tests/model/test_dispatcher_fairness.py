@@ -41,7 +41,7 @@ async def open_queue(engine: str, rules: ServiceRules) -> AsyncIterator[QueueHar
 
 def few(engine: str) -> settings:
     """Against a server every step is a round trip, so there are fewer examples."""
-    return settings(max_examples=75 if engine == "memory" else 8, deadline=None)
+    return settings() if engine == "memory" else settings(max_examples=settings().max_examples // 8)
 
 
 @pytest.mark.parametrize("order", Order)

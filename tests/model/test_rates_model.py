@@ -235,8 +235,8 @@ def test_no_grant_exceeds_a_rate_and_no_step_waits_that_all_rates_allow(engine: 
         pass
 
     Model.engine = engine
-    examples = 60 if engine == "memory" else 8
+    examples = settings().max_examples if engine == "memory" else settings().max_examples // 8
     run_state_machine_as_test(
         Model,
-        settings=settings(max_examples=examples, stateful_step_count=40, deadline=None, report_multiple_bugs=False),
+        settings=settings(max_examples=examples, stateful_step_count=40, report_multiple_bugs=False),
     )

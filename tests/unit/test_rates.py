@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fairlead.config import load
@@ -27,7 +27,6 @@ CALL = st.tuples(
 )
 
 
-@settings(max_examples=150, deadline=None)
 @given(calls=st.lists(CALL, max_size=40))
 def test_no_window_of_the_provider_sees_more_than_the_rate(calls: list[tuple[int, int, int, int, str, int]]) -> None:
     window, now, arrivals = Window(Rate(3, 50.0, 10.0)), 1000 * SECOND, []

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairlead.domain import transitions
@@ -198,7 +198,7 @@ LIVES = st.tuples(
 
 
 @pytest.mark.parametrize("engine", sorted(ENGINES))
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow], database=None)
+@settings(database=None)
 @given(lives=LIVES)
 def test_the_store_agrees_with_the_model(engine: str, lives: Any) -> None:
     asyncio.run(live(engine, *lives))

@@ -20,7 +20,7 @@ from fairlead.celery import LoadBalancer
 from tests.balancing.site import VISIBILITY_VARIABLE, release
 from tests.balancing.workers import Worker, until, until_everything_is_done, until_loads_are, worker
 
-TASKS = int(os.environ.get("SOAK_TASKS", 1_000))
+TASKS = int(os.environ.get("SOAK_TASKS", 600))
 PRODUCERS = 2
 GROUP = 10
 SLOTS = 4

@@ -17,7 +17,7 @@ from fairlead.store.postgres import PostgresStore
 from fairlead.store.postgres.in_doubt_commits import InDoubtCommits
 from tests import servers
 
-ROUNDS = 8
+ROUNDS = 5
 CALLERS = 4
 PER_ROUND = 30
 PER_COMMIT = 40

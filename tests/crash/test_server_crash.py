@@ -13,7 +13,7 @@ import pytest
 
 from tests.integration.cli_process import COMMAND, started
 
-ROUNDS = 10
+ROUNDS = 6
 CLIENTS = 8
 PATIENCE = 60.0
 

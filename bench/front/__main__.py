@@ -1,7 +1,7 @@
 """Fairlead's OpenAI front beside the upstream alone, LiteLLM's proxy and SMG, in one run on a fake upstream.
 
     python -m bench.front                          all fronts, three rounds, about five minutes
-    python -m bench.front --front fairlead --rounds 1       one front (and the upstream alone); can be repeated
+    python -m bench.front --front fairlead --rounds 1       one front (can be repeated), and the upstream alone
 
 The peers are installed from PyPI into environments of their own, below bench/.peers. Progress goes to stderr; the
 report is printed.
@@ -71,7 +71,8 @@ def main() -> None:
     for number in STOPS:
         if signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, stop)
-    names = [name for name in FRONTS if not given.front or name in given.front or name == UPSTREAM]
+    compared = [] if given.smoke else [UPSTREAM]
+    names = [name for name in FRONTS if not given.front or name in [*given.front, *compared]]
     plan = Plan(names, given.rounds or (1 if given.smoke else 3), SMOKE if given.smoke else FULL)
     results = Results()
     with alone():

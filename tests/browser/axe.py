@@ -17,13 +17,14 @@ def _source() -> str:
     return SCRIPT.read_text()
 
 
-async def serious_problems(page: Page) -> list[str]:
-    """One line per problem: the rule, its description, and the first elements that break it."""
+async def serious_problems(page: Page, *rules: str) -> list[str]:
+    """One line per problem with these rules, or with all: the rule, its description, and its first elements."""
     # Evaluated by the driver and not loaded by the page, whose policy allows only the dashboard's scripts.
     if not await page.evaluate("() => Boolean(window.axe)"):
         await page.evaluate(_source())
     found: list[dict[str, Any]] = await page.evaluate(
-        "async () => (await axe.run(document, {resultTypes: ['violations']})).violations"
+        "async (only) => (await axe.run(document, {resultTypes: ['violations'], ...only})).violations",
+        {"runOnly": rules} if rules else {},
     )
     return [_described(problem) for problem in found if problem["impact"] in SERIOUS]
 

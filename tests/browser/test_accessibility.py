@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 from playwright.async_api import Page, expect
 
 from tests.browser import axe
@@ -26,49 +25,52 @@ WIDER_THAN_THE_SCREEN = """() => {
 }"""
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-async def test_axe_finds_nothing_serious_on_any_page(open_window: Open, sampled: Sampled, scheme: str) -> None:
+async def in_both_themes(page: Page) -> list[str]:
+    """The dark theme differs in its colours only, so only the rule about them is checked again."""
+    found = await axe.serious_problems(page)
+    await page.emulate_media(color_scheme="dark")
+    found += await axe.serious_problems(page, "color-contrast")
+    await page.emulate_media(color_scheme="light")
+    return found
+
+
+async def test_axe_finds_nothing_serious_on_any_page(open_window: Open, sampled: Sampled) -> None:
     stage, sample = sampled
-    window = await open_window(stage, color_scheme=scheme)
+    window = await open_window(stage, color_scheme="light")
     problems = {}
     for name in PAGES:
         page = await window.go(route_of(name, sample))
         await settled(page)
-        problems[name] = await axe.serious_problems(page)
+        problems[name] = await in_both_themes(page)
     assert problems == {name: [] for name in PAGES}
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-async def test_axe_finds_nothing_serious_in_a_dialog(open_window: Open, sampled: Sampled, scheme: str) -> None:
+async def test_axe_finds_nothing_serious_in_a_dialog(open_window: Open, sampled: Sampled) -> None:
     stage, sample = sampled
-    window = await open_window(stage, color_scheme=scheme)
+    window = await open_window(stage, color_scheme="light")
     page = await window.go(route_of("service", sample))
     await settled(page)
     await page.get_by_role("button", name="Pause").click()
     await expect(dialog_of(page)).to_be_visible()
-    assert await axe.serious_problems(page) == []
+    assert await in_both_themes(page) == []
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-async def test_axe_finds_nothing_serious_in_the_search(open_window: Open, sampled: Sampled, scheme: str) -> None:
-    window = await open_window(sampled[0], color_scheme=scheme)
+async def test_axe_finds_nothing_serious_in_the_search(open_window: Open, sampled: Sampled) -> None:
+    window = await open_window(sampled[0], color_scheme="light")
     page = await window.go()
     await settled(page)
     await page.get_by_role("button", name="Search", exact=True).click()
     await dialog_of(page).get_by_role("combobox").fill("e")
     await expect(dialog_of(page).get_by_role("option").first).to_be_visible()
-    assert await axe.serious_problems(page) == []
+    assert await in_both_themes(page) == []
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-async def test_axe_finds_nothing_serious_in_the_sign_in_form(
-    open_window: Open, raise_stage: Raise, scheme: str
-) -> None:
-    window = await open_window(await raise_stage(admin_key="an admin key"), color_scheme=scheme)
+async def test_axe_finds_nothing_serious_in_the_sign_in_form(open_window: Open, raise_stage: Raise) -> None:
+    window = await open_window(await raise_stage(admin_key="an admin key"), color_scheme="light")
     window.expect(NOT_YET)
     page = await window.go()
     await expect(key_field(page)).to_be_visible()
-    assert await axe.serious_problems(page) == []
+    assert await in_both_themes(page) == []
 
 
 async def test_axe_finds_a_serious_problem_where_there_is_one(open_window: Open, sampled: Sampled) -> None:
@@ -88,18 +90,6 @@ async def test_no_page_scrolls_sideways_on_a_phone(open_window: Open, sampled: S
         await settled(page)
         wide[name] = await page.evaluate(WIDER_THAN_THE_SCREEN)
     assert wide == {name: [] for name in PAGES}
-
-
-async def test_every_page_has_one_heading_and_its_landmarks(open_window: Open, sampled: Sampled) -> None:
-    stage, sample = sampled
-    window = await open_window(stage)
-    for name in PAGES:
-        page = await window.go(route_of(name, sample))
-        await settled(page)
-        for role in ("banner", "navigation", "main"):
-            await expect(page.get_by_role(role)).to_have_count(1)
-        await expect(page.get_by_role("heading", level=1)).to_have_count(1)
-        assert "Fairlead" in await page.title()
 
 
 async def test_the_chosen_theme_survives_a_reload(open_window: Open, sampled: Sampled) -> None:

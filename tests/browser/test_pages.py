@@ -44,7 +44,9 @@ new MutationObserver(() => window.__verdicts.push(document.querySelector('.verdi
 """
 
 
-async def test_every_page_shows_the_sample_data(open_window: Open, sampled: Sampled) -> None:
+async def test_every_page_shows_the_sample_data_one_heading_and_its_landmarks(
+    open_window: Open, sampled: Sampled
+) -> None:
     """One window for all of them, since a new one takes longer than a page; each page is loaded afresh."""
     stage, sample = sampled
     window = await open_window(stage)
@@ -55,6 +57,10 @@ async def test_every_page_shows_the_sample_data(open_window: Open, sampled: Samp
         await settled(page)
         for text in texts:
             await expect(page.get_by_role("main"), f"the page {name!r}").to_contain_text(text)
+        for role in ("banner", "navigation", "main"):
+            await expect(page.get_by_role(role)).to_have_count(1)
+        await expect(page.get_by_role("heading", level=1)).to_have_count(1)
+        assert "Fairlead" in await page.title()
 
 
 async def test_every_section_is_one_click_away(open_window: Open, sampled: Sampled) -> None:

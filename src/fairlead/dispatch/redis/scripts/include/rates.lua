@@ -13,6 +13,7 @@ if scope.rates then
   local state, was_empty = scope.rates, scope.rates.n == 0
   local late, pack_now, may_park = {}, false, true
   local unpack_limit = cmsgpack.unpack_limit
+  local pack_struct, unpack_struct, char = struct.pack, struct.unpack, string.char
 
   -- Whether users have rates. Otherwise their windows are not looked for.
   local by_user = state.q and true or false
@@ -165,9 +166,9 @@ if scope.rates then
     window[W_USED], window[W_USED_UNITS] = window[W_USED] - requests, window[W_USED_UNITS] - units
   end
 
-  -- Drop what is over. Returns whether anything was.
-  local function window_advance(window)
-    local over, packed = 0, false
+  -- Drop what is over, at an earlier time than now if it is given. Returns whether anything was.
+  local function window_advance(window, time)
+    local over, packed, now = 0, false, time or now
     while window[W_OLDER] and window[W_NEXT] <= now do
       local older, at, _, requests, units = window[W_OLDER], unpack_limit(window[W_OLDER], 3, 0)
       window[W_USED], window[W_USED_UNITS], packed = window[W_USED] - requests, window[W_USED_UNITS] - units, true
@@ -252,22 +253,27 @@ if scope.rates then
   -- number, the units that they had reserved, that they are counted with, and that they used beyond.
   local late_window, late_ends, late_count, late_units, late_left, late_more = false, 0, 0, 0, 0, 0
 
+  -- Count calls that ended at this time: their number, the units that they had reserved, and that they are counted with.
+  local function count_ends(window, requests, units, left, ends, time)
+    if (window[W_OLDER] and window[W_NEXT] or window[W_FIRST] or MIDDLE) <= time then
+      window_advance(window, time)
+    end
+    -- The numbers may be smaller than expected, as in `close`.
+    local open, reserved = math.min(requests, window[W_OPEN]), math.min(units, window[W_OPEN_UNITS])
+    window[W_OPEN], window[W_OPEN_UNITS] = window[W_OPEN] - open, window[W_OPEN_UNITS] - reserved
+    window[W_USED], window[W_USED_UNITS] = window[W_USED] - open, window[W_USED_UNITS] - reserved
+    if ends > time then -- otherwise they were sent so long ago that they are over
+      add(window, ends - window[W_PER], requests, left)
+    end
+  end
+
   local function count_late()
     local window, requests, units = late_window, late_count, late_units
     if not window then
       return
     end
     late_window, late_count, late_units = false, 0, 0
-    if (window[W_OLDER] and window[W_NEXT] or window[W_FIRST] or MIDDLE) <= now then
-      window_advance(window)
-    end
-    -- The numbers may be smaller than expected, as in `close`.
-    local open, reserved = math.min(requests, window[W_OPEN]), math.min(units, window[W_OPEN_UNITS])
-    window[W_OPEN], window[W_OPEN_UNITS] = window[W_OPEN] - open, window[W_OPEN_UNITS] - reserved
-    window[W_USED], window[W_USED_UNITS] = window[W_USED] - open, window[W_USED_UNITS] - reserved
-    if late_ends > now then -- otherwise they were sent so long ago that they are over
-      add(window, late_ends - window[W_PER], requests, late_left)
-    end
+    count_ends(window, requests, units, late_left, late_ends, now)
     if late_more > 0 then
       add(window, now, 0, late_more)
     end
@@ -311,9 +317,41 @@ if scope.rates then
     return window[W_REQUESTS] == rate[1] and window[W_UNITS] == rate[2] and window[W_PER] == rate[3]
   end
 
-  -- The rates of each service, and the windows of its members that were read, by id; false: there is none.
+  -- The rates of each service, and the windows of its members that were read, by id; false: there is none. `texts` has the
+  -- index of the text of a window that has not been decoded, in the lists below: its field, the text, and whether it has
+  -- to be written.
   for i = 1, #services do
-    services[i].rates, services[i].windows = state.s[services[i].name], {}
+    services[i].rates, services[i].windows, services[i].texts = state.s[services[i].name], {}, {}
+  end
+  local text_keys, texts, texts_changed, text_count = {}, {}, {}, 0
+
+  -- Decode a member's window, and count the events behind it.
+  local function window_from(key, text)
+    local requests, units, per, _, high, low = unpack_struct('<dddBBB', text)
+    local last = 256 * high + low - W_EVENTS
+    local window = { key, false, per, requests, units, unpack_of(sub(text, W_HEAD, last)) }
+    for at = last + 1, #text, W_EVENT do
+      local count, reserved, left, ends, time = unpack_struct(W_EVENT_FORMAT, text, at)
+      if ends > 0 then
+        count_ends(window, count, reserved, left, ends, time)
+      else
+        window[W_OPEN], window[W_USED] = window[W_OPEN] + count, window[W_USED] + count
+        window[W_OPEN_UNITS], window[W_USED_UNITS] = window[W_OPEN_UNITS] + reserved, window[W_USED_UNITS] + reserved
+      end
+    end
+    return window
+  end
+
+  local function text_of(window)
+    local head, most, used = pack(unpack(window, W_REST)), window[W_UNITS], window[W_USED]
+    local grants, bits, size = math.min(W_MOST_EVENTS, window[W_REQUESTS] - used), 127, W_HEAD - 1 + W_EVENTS + #head
+    if most < MIDDLE then
+      bits = math.max(0, select(2, math.frexp(2 * window[W_USED_UNITS] / math.max(1, used))))
+      grants = math.min(grants, floor((most - window[W_USED_UNITS]) / 2 ^ bits))
+    end
+    return pack_struct('<dddBBBBB', window[W_REQUESTS], most, window[W_PER],
+      window[W_LOOK] > 0 and window[W_LOOK] < MIDDLE and 1 or 0, floor(size / 256), size % 256,
+      W_MOST_EVENTS - math.max(0, grants), bits) .. head
   end
 
   -- A member's window; nil if the member has none. With `rate`, it is created if needed.
@@ -321,9 +359,16 @@ if scope.rates then
     local members = service.windows
     local found = members[user_id]
     if found == nil then
-      local key = state.n > 0 and service.name .. '\0' .. user_id
-      local stored = key and call('HGET', RATES, key)
-      found = stored and { key, false, unpack_of(stored) }
+      local index = service.texts[user_id]
+      if index then
+        found = window_from(text_keys[index], texts[index])
+        found[W_CHANGED] = texts_changed[index] and 1
+        texts[index], texts_changed[index] = false, false
+      else
+        local key = state.n > 0 and service.name .. '\0' .. user_id
+        local stored = key and call('HGET', RATES, key)
+        found = stored and window_from(key, stored)
+      end
       members[user_id] = found
     end
     if not found and rate then
@@ -339,20 +384,75 @@ if scope.rates then
     if state.n == 0 then
       return
     end
-    local members, missing, keys, count, prefix = service.windows, {}, {}, 0, service.name .. '\0'
+    local members, of_service, keys, prefix = service.windows, service.texts, {}, service.name .. '\0'
+    local missing, count, last = {}, 0, text_count
     for i = 1, #ids do
       local id = ids[i]
-      if members[id] == nil then
+      if members[id] == nil and not of_service[id] then
         count = count + 1
-        members[id] = false
+        of_service[id] = last + count
         missing[count] = id
         keys[count] = prefix .. id
+        text_keys[last + count] = keys[count]
       end
     end
+    text_count = last + count
     local read = read_many(RATES, keys)
     for i = 1, count do
-      members[missing[i]] = read[i] and { keys[i], false, unpack_of(read[i]) }
+      texts[last + i] = read[i]
+      texts_changed[last + i] = false
+      if not read[i] then
+        members[missing[i]] = false
+      end
     end
+  end
+
+  -- The tag of a text that may get events, by rate, and the seconds of the rate by tag; false if it may not.
+  local tags, per_by_tag = {}, {}
+
+  local function tag_of(rate)
+    tags[rate] = pack_struct(W_TAG_FORMAT, rate[1], rate[2], rate[3], 1)
+    return tags[rate]
+  end
+
+  local function per_of(tag)
+    local _, _, per, may_grow = unpack_struct(W_TAG_FORMAT, tag)
+    per_by_tag[tag] = may_grow == 1 and per
+    return per_by_tag[tag]
+  end
+
+  local grant_units, grant_event
+  local function event_of_grant(units)
+    if units ~= grant_units then
+      grant_units, grant_event = units, pack_struct(W_EVENT_FORMAT, 1, units, 0, 0, 0)
+    end
+    return grant_event
+  end
+
+  -- Append the end of a call to the text of a member's window, if there is one and it may grow. Returns whether this was
+  -- done.
+  local end_units, end_left, end_ends, end_event
+  local function append_end(index, units, used, sent_at)
+    local text = texts[index]
+    if not text or used and used > units then
+      return false
+    end
+    local tag, high, low = sub(text, 1, W_TAG), byte(text, W_TAG + 1, W_TAG + 2)
+    local per = per_by_tag[tag]
+    if per == nil then
+      per = per_of(tag)
+    end
+    if not per or #text >= 256 * high + low then
+      return false
+    end
+    local left, ends = used or units, not sent_at and ends_by_per[per] or end_of(per, sent_at)
+    if units ~= end_units or left ~= end_left or ends ~= end_ends then
+      end_units, end_left, end_ends = units, left, ends
+      end_event = pack_struct(W_EVENT_FORMAT, 1, units, left, ends, now)
+    end
+    texts[index] = text .. end_event
+    texts_changed[index] = true
+    return true
   end
 
   -- When the window of a member has to be looked at: when the member gets another chance, or at the end of its last entry.
@@ -366,6 +466,9 @@ if scope.rates then
 
   local function score(service, window, user_id, user)
     local look = look_of(window, user or read_user(service, user_id))
+    if look == MIDDLE and window[W_FIRST] and window[#window - 2] > now then
+      look = window[#window - 2] -- earlier than necessary, so that the text of the window may get events
+    end
     if window[W_LOOK] == 0 or look < window[W_LOOK] then
       window[W_LOOK], window[W_CHANGED] = look, 2
     else
@@ -543,13 +646,18 @@ if scope.rates then
     end
   end
 
-  -- A call of a member has ended, or was sent. `node` is the member's record, or false.
-  local function changed(found, node)
+  -- Give a member another chance that is parked because of its rate, from the next park_or_unpark on.
+  local function give_chance(node)
     if node and node[PARKED] and type(node[PARKED]) == 'number' then
-      node[PARKED] = 0 -- the member gets another chance, from the next park_or_unpark on
+      node[PARKED] = 0
       node[CHANGED] = true
     end
-    local look = found[W_OPEN] == 0 and found[W_FIRST] and found[#found - 2] or MIDDLE -- as `look_of`
+  end
+
+  -- A call of a member has ended, or was sent. `node` is the member's record, or false.
+  local function changed(found, node)
+    give_chance(node)
+    local look = found[W_FIRST] and found[#found - 2] or MIDDLE -- as in `score`
     if look < found[W_LOOK] or found[W_LOOK] == 0 then
       found[W_LOOK], found[W_CHANGED] = look, 2
     else
@@ -687,17 +795,29 @@ if scope.rates then
       if own_used >= own_most then
         return nil
       end
-      local limited = with_units and units or 0
+      local limited, index, text, rate = with_units and units or 0, nil, nil, nil
       if by_user then
         local id = user[ID]
-        found = service.windows[id]
-        if found == nil then
-          found = user_window(service, id)
+        rate, index = plan and state.q and state.q[plan] or rate_of_users, service.texts[id]
+        text = index and rate and texts[index]
+        if text then
+          -- Most windows are far from full, which shows without decoding them.
+          local high, low, full, bits = byte(text, W_TAG + 1, W_TAG + 4)
+          if #text >= 256 * high + low - W_EVENT * full or units > 2 ^ bits
+            or sub(text, 1, W_TAG) ~= (tags[rate] or tag_of(rate)) then
+            text = nil
+          end
         end
-        if found and (found[W_USED] >= found[W_REQUESTS]
-          or found[W_UNITS] < MIDDLE and not units_fit(found, limited)) then
-          hold(service, id, found, limited)
-          return false
+        if not text then
+          found = service.windows[id]
+          if found == nil then
+            found = user_window(service, id)
+          end
+          if found and (found[W_USED] >= found[W_REQUESTS]
+            or found[W_UNITS] < MIDDLE and not units_fit(found, limited)) then
+            hold(service, id, found, limited)
+            return false
+          end
         end
       end
       if state.g and user[LANES] == '@' then
@@ -718,8 +838,11 @@ if scope.rates then
       if mask == 1 then
         opened, opened_units, own_used = opened + 1, opened_units + units, own_used + units
       end
-      if by_user then
-        local rate = plan and state.q and state.q[plan] or rate_of_users
+      if text then
+        mask = mask + 8
+        texts[index] = text .. (units == grant_units and grant_event or event_of_grant(units))
+        texts_changed[index] = true
+      elseif by_user then
         if not (found and rate and found[W_REQUESTS] == rate[1] and found[W_UNITS] == rate[2]
           and found[W_PER] == rate[3]) then
           found = take_plan(service, user[ID], plan, found)
@@ -838,15 +961,20 @@ if scope.rates then
         end
       end
       if by_user or mask % 16 >= 8 then
-        local found = service.windows[user[ID]]
-        if found == nil then
-          found = user_window(service, user[ID])
-        end
-        if found then
-          if mask % 16 >= 8 then
-            end_in(found, units, used, sent_at, reported)
+        local index = mask % 16 >= 8 and not refund and not reported and service.texts[user[ID]]
+        if index and append_end(index, units, used, sent_at) then
+          give_chance(user)
+        else
+          local found = service.windows[user[ID]]
+          if found == nil then
+            found = user_window(service, user[ID])
           end
-          changed(found, user)
+          if found then
+            if mask % 16 >= 8 then
+              end_in(found, units, used, sent_at, reported)
+            end
+            changed(found, user)
+          end
         end
       end
       local groups, unparked = path and (ids_by_group[path] or rated_on_path(service, path)) or NONE, false
@@ -942,13 +1070,21 @@ if scope.rates then
               end
               count = count + 2
               written[count - 1] = key
-              written[count] = pack(unpack(found, W_PER))
+              written[count] = text_of(found)
               if change == 2 then
                 scores[#scores + 1], scores[#scores + 2] = format('%d', found[W_LOOK]), key
               end
               found[W_CHANGED] = false
             end
           end
+        end
+      end
+      for index = 1, text_count do
+        if texts_changed[index] then
+          count = count + 2
+          written[count - 1] = text_keys[index]
+          written[count] = texts[index]
+          texts_changed[index] = false
         end
       end
       call_many('HDEL', RATES, gone)

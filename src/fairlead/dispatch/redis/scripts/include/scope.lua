@@ -314,7 +314,7 @@ local function new_service(name, base)
     taken = NONE,
     breaker = 0, breaker_rest = 0, health = NONE,
     costs = false, stored_costs = false, costs_changed = false, waiting_costs = false, waiting_stated = false,
-    rates = false, windows = false,
+    rates = false, windows = false, texts = false,
     mean = false, measured = 0, ready = false, runnable = false, due = false, vt = NONE, waiting = NONE,
   }
 end

@@ -9,294 +9,18 @@
 --
 --- @include windows
 if scope.rates then
+(function() -- nested, as by @nest
+--- @include window
+(function()
   local RATES, RATED = KEYS[#KEYS - 1], KEYS[#KEYS]
   local state, was_empty = scope.rates, scope.rates.n == 0
   local late, pack_now, may_park = {}, false, true
-  local unpack_limit = cmsgpack.unpack_limit
-  local pack_struct, unpack_struct, char = struct.pack, struct.unpack, string.char
+  local pack_struct, unpack_struct = struct.pack, struct.unpack
 
   -- Whether users have rates. Otherwise their windows are not looked for.
   local by_user = state.q and true or false
   for _, of in pairs(state.s) do
     by_user = by_user or of.u and true
-  end
-
-  -- Append the packed entries to the list again.
-  local function unfold(window)
-    if window[W_OLDER] then
-      local entries = { unpack_of(window[W_OLDER]) }
-      local older, last = #entries, #window
-      for at = last, W_FIRST, -1 do
-        window[at + older] = window[at]
-      end
-      for i = 1, older do
-        window[W_FIRST - 1 + i] = entries[i]
-      end
-      window[W_OLDER], window[W_NEXT] = false, 0
-    end
-  end
-
-  -- Pack all entries but the last ones, which take this many values: each costs 0.1 µs whenever the window is written.
-  local function fold(window, left)
-    local last = #window
-    local kept = last - left + 1
-    if not window[W_OLDER] then
-      window[W_OLDER], window[W_NEXT] = '', window[W_FIRST]
-    end
-    window[W_OLDER] = window[W_OLDER] .. pack(unpack(window, W_FIRST, kept - 1))
-    for at = W_FIRST, last do
-      window[at] = window[at + kept - W_FIRST]
-    end
-  end
-
-  local function fold_many(window)
-    if window[W_MANY] then
-      fold(window, 12)
-    end
-  end
-
-  local function take_rate(window, rate)
-    unfold(window)
-    local per = rate and rate[3] or 1000000
-    local shift = window[W_PER] > 0 and per - window[W_PER] or 0
-    window[W_PER], window[W_REQUESTS], window[W_UNITS] = per, rate and rate[1] or MIDDLE, rate and rate[2] or MIDDLE
-    for at = W_FIRST, #window, 3 do
-      window[at] = window[at] + shift
-    end
-    return window
-  end
-
-  local function new_window(rate)
-    return take_rate({ false, false, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, false }, rate)
-  end
-
-  local function margin(window)
-    return math.min(1000000, floor(window[W_PER] / 40))
-  end
-
-  local function rounded(window, time)
-    return time + -time % floor(window[W_PER] / 100)
-  end
-
-  -- How many requests may be granted now, as far as this can be known without their units.
-  local function room(window)
-    if window[W_REST] > 0 or (window[W_UNITS] < MIDDLE and window[W_USED_UNITS] >= window[W_UNITS]) then
-      return 0
-    end
-    return window[W_REQUESTS] < MIDDLE and math.max(0, window[W_REQUESTS] - window[W_USED]) or MIDDLE
-  end
-
-  -- One with more units than the rate allows goes alone, when the window has none.
-  local function window_fits(window, units)
-    local most, used = window[W_UNITS], window[W_USED_UNITS]
-    return window[W_REST] == 0 and window[W_USED] < window[W_REQUESTS]
-      and (most == MIDDLE or used < most and (used + units <= most or used == 0))
-  end
-
-  local function units_fit(window, units)
-    local most, used = window[W_UNITS], window[W_USED_UNITS]
-    return used < most and (used + units <= most or used == 0)
-  end
-
-  -- The time at which such a request fits: 0 if it does now, nil if that depends on calls that have not been sent.
-  local function window_due(window, units)
-    if window_fits(window, units) then
-      return 0
-    end
-    local requests, over = window[W_USED] + 1 - window[W_REQUESTS], 0
-    if window[W_UNITS] < MIDDLE then
-      over = window[W_USED_UNITS] + math.max(1, math.min(units, window[W_UNITS])) - window[W_UNITS]
-    end
-    if window[W_REQUESTS] == MIDDLE then
-      requests = 0
-    end
-    local due = window[W_REST]
-    unfold(window)
-    for at = W_FIRST, #window, 3 do
-      if requests <= 0 and over <= 0 then
-        break
-      end
-      due = math.max(due, window[at])
-      requests, over = requests - window[at + 1], over - window[at + 2]
-    end
-    return requests <= 0 and over <= 0 and due or nil
-  end
-
-  -- Count requests and units that the provider has counted by this time.
-  local function add(window, counted_at, requests, units)
-    local ends, at = rounded(window, counted_at + window[W_PER]), #window + 1
-    window[W_USED], window[W_USED_UNITS] = window[W_USED] + requests, window[W_USED_UNITS] + units
-    while at > W_FIRST and window[at - 3] > ends do
-      at = at - 3
-      if at == W_FIRST and window[W_OLDER] then
-        unfold(window)
-        at = #window + 1
-      end
-    end
-    if at > W_FIRST and window[at - 3] == ends then
-      window[at - 2], window[at - 1] = window[at - 2] + requests, window[at - 1] + units
-      return
-    end
-    for i = #window, at, -1 do
-      window[i + 3] = window[i]
-    end
-    window[at], window[at + 1], window[at + 2] = ends, requests, units
-  end
-
-  local function subtract_units(window, ends, units)
-    if (window[W_FIRST] or 0) > ends then
-      unfold(window)
-    end
-    for at = #window - 2, W_FIRST, -3 do
-      if window[at] == ends then
-        units = math.min(units, window[at + 2])
-        window[at + 2], window[W_USED_UNITS] = window[at + 2] - units, window[W_USED_UNITS] - units
-      end
-      if window[at] <= ends then
-        return
-      end
-    end
-  end
-
-  -- Remove an open grant. The numbers may be smaller than expected if the rate was removed in between.
-  local function close(window, units)
-    local requests = window[W_OPEN] > 0 and 1 or 0
-    units = units < window[W_OPEN_UNITS] and units or window[W_OPEN_UNITS]
-    window[W_OPEN], window[W_OPEN_UNITS] = window[W_OPEN] - requests, window[W_OPEN_UNITS] - units
-    window[W_USED], window[W_USED_UNITS] = window[W_USED] - requests, window[W_USED_UNITS] - units
-  end
-
-  -- Drop what is over, at an earlier time than now if it is given. Returns whether anything was.
-  local function window_advance(window, time)
-    local over, packed, now = 0, false, time or now
-    while window[W_OLDER] and window[W_NEXT] <= now do
-      local older, at, _, requests, units = window[W_OLDER], unpack_limit(window[W_OLDER], 3, 0)
-      window[W_USED], window[W_USED_UNITS], packed = window[W_USED] - requests, window[W_USED_UNITS] - units, true
-      if at > 0 then
-        window[W_OLDER] = sub(older, at + 1)
-        _, window[W_NEXT] = unpack_limit(older, 1, at)
-      else
-        window[W_OLDER], window[W_NEXT] = false, 0
-      end
-    end
-    while not window[W_OLDER] and window[W_FIRST + over] and window[W_FIRST + over] <= now do
-      local at = W_FIRST + over
-      window[W_USED], window[W_USED_UNITS] = window[W_USED] - window[at + 1], window[W_USED_UNITS] - window[at + 2]
-      over = over + 3
-    end
-    if over > 0 then
-      local last = #window
-      for at = W_FIRST, last do
-        window[at] = window[at + over]
-      end
-      for at = last - over + 1, last do
-        window[at] = nil
-      end
-    end
-    local rested = window[W_REST] > 0 and window[W_REST] <= now
-    if rested then
-      window[W_REST] = 0
-    end
-    return over > 0 or packed or rested
-  end
-
-  -- The end of the entry in which a call counts that ended now, and was sent by `sent_at` if that is known.
-  local ends_by_per = {}
-  local function end_of(per, sent_at)
-    local ends = not sent_at and ends_by_per[per]
-    if not ends then
-      ends = per + (sent_at and math.min(now, sent_at + math.min(1000000, floor(per / 40))) or now)
-      ends = ends + -ends % floor(per / 100)
-      ends_by_per[per] = not sent_at and ends or nil
-    end
-    return ends
-  end
-
-  local function window_ended(window, units, used, sent_at, reported)
-    if (window[W_OLDER] and window[W_NEXT] or window[W_FIRST] or MIDDLE) <= now then
-      window_advance(window) -- a later end of the last entry puts off the next look at a member's window
-    end
-    local left = used and used < units and used or units
-    if reported then
-      subtract_units(window, rounded(window, sent_at + margin(window) + window[W_PER]), units - left)
-    else
-      local per, last, open = window[W_PER], #window - 2, window[W_OPEN]
-      local ends = not sent_at and ends_by_per[per] or end_of(per, sent_at)
-      local after = last < W_FIRST or window[last] < ends
-      if open > 0 and units <= window[W_OPEN_UNITS] and ends > now and (after or window[last] == ends) then
-        -- As `close` and `add`, but without calls: the grant moves to the last entry, or to a new one.
-        window[W_OPEN] = open - 1
-        if after then
-          window[last + 3] = ends
-          window[last + 4] = 1
-          window[last + 5] = left
-        else
-          window[last + 1], window[last + 2] = window[last + 1] + 1, window[last + 2] + left
-        end
-        if units > 0 then
-          window[W_OPEN_UNITS] = window[W_OPEN_UNITS] - units
-          window[W_USED_UNITS] = window[W_USED_UNITS] - units + left
-        end
-      else
-        close(window, units)
-        if ends > now then -- otherwise it was sent so long ago that it is over
-          add(window, ends - per, 1, left)
-        end
-      end
-    end
-    if used and used > units then
-      add(window, now, 0, used - units)
-    end
-  end
-
-  -- Calls that ended and have not been counted yet, all in one window and, if they add to it, with the same end: their
-  -- number, the units that they had reserved, that they are counted with, and that they used beyond.
-  local late_window, late_ends, late_count, late_units, late_left, late_more = false, 0, 0, 0, 0, 0
-
-  -- Count calls that ended at this time: their number, the units that they had reserved, and that they are counted with.
-  local function count_ends(window, requests, units, left, ends, time)
-    if (window[W_OLDER] and window[W_NEXT] or window[W_FIRST] or MIDDLE) <= time then
-      window_advance(window, time)
-    end
-    -- The numbers may be smaller than expected, as in `close`.
-    local open, reserved = math.min(requests, window[W_OPEN]), math.min(units, window[W_OPEN_UNITS])
-    window[W_OPEN], window[W_OPEN_UNITS] = window[W_OPEN] - open, window[W_OPEN_UNITS] - reserved
-    window[W_USED], window[W_USED_UNITS] = window[W_USED] - open, window[W_USED_UNITS] - reserved
-    if ends > time then -- otherwise they were sent so long ago that they are over
-      add(window, ends - window[W_PER], requests, left)
-    end
-  end
-
-  local function count_late()
-    local window, requests, units = late_window, late_count, late_units
-    if not window then
-      return
-    end
-    late_window, late_count, late_units = false, 0, 0
-    count_ends(window, requests, units, late_left, late_ends, now)
-    if late_more > 0 then
-      add(window, now, 0, late_more)
-    end
-    late_left, late_more = 0, 0
-  end
-
-  -- As `window_ended` without a report, but many calls at once. The caller calls `count_late` at the end.
-  local function ended_late(window, units, used, sent_at)
-    local per = window[W_PER]
-    local ends = not sent_at and ends_by_per[per] or end_of(per, sent_at)
-    if window ~= late_window or ends ~= late_ends then
-      count_late()
-      late_window, late_ends = window, ends
-    end
-    late_count, late_units = late_count + 1, late_units + units
-    if used and used < units then
-      late_left = late_left + used
-    else
-      late_left = late_left + units
-      if used and used > units then
-        late_more = late_more + used - units
-      end
-    end
   end
 
   local function counts(window)
@@ -344,14 +68,107 @@ if scope.rates then
 
   local function text_of(window)
     local head, most, used = pack(unpack(window, W_REST)), window[W_UNITS], window[W_USED]
-    local grants, bits, size = math.min(W_MOST_EVENTS, window[W_REQUESTS] - used), 127, W_HEAD - 1 + W_EVENTS + #head
+    local grants, bits, size = math.min(255, window[W_REQUESTS] - used), 127, W_HEAD - 1 + W_EVENTS + #head
     if most < MIDDLE then
       bits = math.max(0, select(2, math.frexp(2 * window[W_USED_UNITS] / math.max(1, used))))
       grants = math.min(grants, floor((most - window[W_USED_UNITS]) / 2 ^ bits))
     end
-    return pack_struct('<dddBBBBB', window[W_REQUESTS], most, window[W_PER],
+    grants = math.max(0, grants)
+    return pack_struct('<dddBBBBBB', window[W_REQUESTS], most, window[W_PER],
       window[W_LOOK] > 0 and window[W_LOOK] < MIDDLE and 1 or 0, floor(size / 256), size % 256,
-      W_MOST_EVENTS - math.max(0, grants), bits) .. head
+      math.max(0, W_MOST_EVENTS - grants), bits, grants) .. head
+  end
+
+  -- The tag of a text that may get events, by rate, and the seconds of the rate by tag; false if it may not.
+  local tags, per_by_tag = {}, {}
+
+  local function tag_of(rate)
+    tags[rate] = pack_struct(W_TAG_FORMAT, rate[1], rate[2], rate[3], 1)
+    return tags[rate]
+  end
+
+  local function per_of(tag)
+    local _, _, per, may_grow = unpack_struct(W_TAG_FORMAT, tag)
+    per_by_tag[tag] = may_grow == 1 and per
+    return per_by_tag[tag]
+  end
+
+  local grant_units, grant_event
+  local function event_of_grant(units)
+    if units ~= grant_units then
+      grant_units, grant_event = units, pack_struct(W_EVENT_FORMAT, 1, units, 0, 0, 0)
+    end
+    return grant_event
+  end
+
+  -- The seconds of the rate of a window, if it has a text to which another event may be appended.
+  local function may_grow(text)
+    if not text then
+      return false
+    end
+    local tag, high, low = sub(text, 1, W_TAG), byte(text, W_TAG + 1, W_TAG + 2)
+    local per = per_by_tag[tag]
+    if per == nil then
+      per = per_of(tag)
+    end
+    return #text < 256 * high + low and per
+  end
+
+  -- Append the end of a call to the text of a member's window, if that may grow. Returns whether this was done.
+  local end_units, end_left, end_ends, end_event
+  local function append_end(index, units, used, sent_at)
+    local text = texts[index]
+    local per = may_grow(text)
+    if not per or used and used > units then
+      return false
+    end
+    local left, ends = used or units, not sent_at and ends_by_per[per] or end_of(per, sent_at)
+    if units ~= end_units or left ~= end_left or ends ~= end_ends then
+      end_units, end_left, end_ends = units, left, ends
+      end_event = pack_struct(W_EVENT_FORMAT, 1, units, left, ends, now)
+    end
+    texts[index] = text .. end_event
+    texts_changed[index] = true
+    return true
+  end
+
+  -- Groups that are far from their rates, by the index of their text: the index (false: the text was decoded), per, how
+  -- many grants fit surely, the most units of each; then what is to be appended: the number and units of grants, and of
+  -- calls that ended, the units that these count with, and the end of their entry.
+  local far = {}
+
+  -- The i-th of these groups, false if its window has to be decoded. It is kept in the list.
+  local function find_far(service, groups, i)
+    local index, found = service.texts[groups[i]], false
+    local text = index and texts[index]
+    if text then
+      found = far[index]
+      local per = not found and may_grow(text)
+      if per then
+        local rate, high, low, _, bits, grants = state.g[sub(groups[i], 2)], byte(text, W_TAG + 1, W_TAG + 5)
+        local used = W_MOST_EVENTS - (256 * high + low - #text) / W_EVENT
+        grants = sub(text, 1, W_TAG) == (tags[rate] or tag_of(rate)) and grants - used or 0
+        found = { index, per, grants, 2 ^ bits, 0, 0, 0, 0, 0, 0 }
+        far[index] = found
+      end
+    end
+    groups[-i] = found or false
+    return groups[-i]
+  end
+
+  local function append_of_group(group)
+    local index = group[1]
+    local text, count, ended = texts[index], group[5], group[7]
+    if ended > 0 then
+      text = text .. pack_struct(W_EVENT_FORMAT, ended, group[8], group[9], group[10], now)
+    end
+    if count > 0 then
+      local full, bits, grants = byte(text, W_TAG + 3, W_TAG + 5)
+      text = sub(text, 1, W_TAG + 2) .. string.char(math.min(W_MOST_EVENTS, full + count), bits, grants - count)
+        .. sub(text, W_HEAD) .. pack_struct(W_EVENT_FORMAT, count, group[6], 0, 0, 0)
+    end
+    texts[index], texts_changed[index] = text, texts_changed[index] or ended + count > 0
+    group[1] = false
   end
 
   -- A member's window; nil if the member has none. With `rate`, it is created if needed.
@@ -361,6 +178,9 @@ if scope.rates then
     if found == nil then
       local index = service.texts[user_id]
       if index then
+        if far[index] and far[index][1] then
+          append_of_group(far[index])
+        end
         found = window_from(text_keys[index], texts[index])
         found[W_CHANGED] = texts_changed[index] and 1
         texts[index], texts_changed[index] = false, false
@@ -405,54 +225,6 @@ if scope.rates then
         members[missing[i]] = false
       end
     end
-  end
-
-  -- The tag of a text that may get events, by rate, and the seconds of the rate by tag; false if it may not.
-  local tags, per_by_tag = {}, {}
-
-  local function tag_of(rate)
-    tags[rate] = pack_struct(W_TAG_FORMAT, rate[1], rate[2], rate[3], 1)
-    return tags[rate]
-  end
-
-  local function per_of(tag)
-    local _, _, per, may_grow = unpack_struct(W_TAG_FORMAT, tag)
-    per_by_tag[tag] = may_grow == 1 and per
-    return per_by_tag[tag]
-  end
-
-  local grant_units, grant_event
-  local function event_of_grant(units)
-    if units ~= grant_units then
-      grant_units, grant_event = units, pack_struct(W_EVENT_FORMAT, 1, units, 0, 0, 0)
-    end
-    return grant_event
-  end
-
-  -- Append the end of a call to the text of a member's window, if there is one and it may grow. Returns whether this was
-  -- done.
-  local end_units, end_left, end_ends, end_event
-  local function append_end(index, units, used, sent_at)
-    local text = texts[index]
-    if not text or used and used > units then
-      return false
-    end
-    local tag, high, low = sub(text, 1, W_TAG), byte(text, W_TAG + 1, W_TAG + 2)
-    local per = per_by_tag[tag]
-    if per == nil then
-      per = per_of(tag)
-    end
-    if not per or #text >= 256 * high + low then
-      return false
-    end
-    local left, ends = used or units, not sent_at and ends_by_per[per] or end_of(per, sent_at)
-    if units ~= end_units or left ~= end_left or ends ~= end_ends then
-      end_units, end_left, end_ends = units, left, ends
-      end_event = pack_struct(W_EVENT_FORMAT, 1, units, left, ends, now)
-    end
-    texts[index] = text .. end_event
-    texts_changed[index] = true
-    return true
   end
 
   -- When the window of a member has to be looked at: when the member gets another chance, or at the end of its last entry.
@@ -511,12 +283,13 @@ if scope.rates then
     return counts_units(of) and (cost_at(service, lane, user_id) or of.m) or 0
   end
 
-  -- The ids of the groups with a rate: the group of this id, and those that it is in. `path` is that of the innermost,
-  -- `windows` are theirs once a step was granted.
-  local ids_by_group = {}
+  -- The ids of the groups with a rate: the group of this id, and those that it is in. `path` is that of the innermost.
+  local ids_by_group, ids_of_service = {}, nil
   local function rated_ids(service, id)
     if not state.g or service.fifo or not id then
       return NONE
+    elseif service ~= ids_of_service then
+      ids_by_group, ids_of_service = {}, service
     end
     local found = ids_by_group[id]
     if not found then
@@ -526,7 +299,7 @@ if scope.rates then
         if state.g[path] then
           found[#found + 1], found.path = '\1' .. path, found.path or path
         end
-        path = string.match(path, '^(.*)/[^/]*$')
+        path = string.find(path, '/', 1, true) and string.match(path, '^(.*)/[^/]*$')
       end
       ids_by_group[id] = found
     end
@@ -558,17 +331,13 @@ if scope.rates then
     return rate and found
   end
 
-  -- The windows of groups, created if needed, with the rates that the groups have now.
-  local function windows_of(service, groups)
-    local found = {}
-    for i = 1, #groups do
-      local rate = state.g[sub(groups[i], 2)]
-      found[i] = user_window(service, groups[i], rate)
-      if not has_rate(found[i], rate) then
-        take_rate(found[i], rate)
-      end
+  -- The window of a group, created if needed, with the rate that the group has now.
+  local function window_of_group(service, id)
+    local rate = state.g[sub(id, 2)]
+    local found = user_window(service, id, rate)
+    if not has_rate(found, rate) then
+      take_rate(found, rate)
     end
-    groups.windows = found
     return found
   end
 
@@ -586,9 +355,9 @@ if scope.rates then
     if (of.u or state.q) and take_plan(service, user_id, plan, user_window(service, user_id)) then
       mask = mask + 8
     end
-    if groups[1] then
-      windows_of(service, groups)
-      mask = mask + 16
+    for i = 1, #groups do
+      window_of_group(service, groups[i])
+      mask = i == 1 and mask + 16 or mask
     end
     return mask
   end
@@ -821,14 +590,20 @@ if scope.rates then
         end
       end
       if state.g and user[LANES] == '@' then
-        groups = ids_by_group[user[GROUP]] or rated_ids(service, user[GROUP])
-        local of_groups = groups.windows
+        groups = service == ids_of_service and ids_by_group[user[GROUP]] or rated_ids(service, user[GROUP])
         for i = 1, #groups do
-          local of_group = of_groups and of_groups[i] or user_window(service, groups[i])
-          if of_group and (of_group[W_USED] >= of_group[W_REQUESTS]
-            or of_group[W_UNITS] < MIDDLE and not units_fit(of_group, limited)) then
-            hold(service, groups[i], of_group, limited)
-            return false
+          local group = groups[-i]
+          if group == nil then
+            group = find_far(service, groups, i)
+          end
+          if not (group and group[1] and group[3] > 0 and units <= group[4]) then
+            local id = groups[i]
+            local of_group = service.windows[id] or user_window(service, id)
+            if of_group and (of_group[W_USED] >= of_group[W_REQUESTS]
+              or of_group[W_UNITS] < MIDDLE and not units_fit(of_group, limited)) then
+              hold(service, id, of_group, limited)
+              return false
+            end
           end
         end
       end
@@ -854,9 +629,13 @@ if scope.rates then
       end
       if groups[1] then
         mask = mask + 16
-        local of_groups = groups.windows or windows_of(service, groups)
-        for i = 1, #of_groups do
-          open(of_groups[i], units)
+        for i = 1, #groups do
+          local group = groups[-i]
+          if group and group[1] then
+            group[3], group[5], group[6] = group[3] - 1, group[5] + 1, group[6] + units
+          else
+            open(window_of_group(service, groups[i]), units)
+          end
         end
       end
       return mask, units, groups.path
@@ -977,14 +756,30 @@ if scope.rates then
           end
         end
       end
-      local groups, unparked = path and (ids_by_group[path] or rated_on_path(service, path)) or NONE, false
+      local groups, unparked = path and (service == ids_of_service and ids_by_group[path]
+        or rated_on_path(service, path)) or NONE, false
       for i = 1, #groups do
-        local id = groups[i]
-        local found, node = service.windows[id] or user_window(service, id), service.users[id]
-        if found then
-          node = node == nil and read_user(service, id) or node
-          end_in(found, units, used, sent_at, reported)
-          changed(found, node)
+        local id, group = groups[i], groups[-i]
+        local node, ends = service.users[id], nil
+        if node == nil then
+          node = read_user(service, id)
+        end
+        if group == nil then
+          group = find_far(service, groups, i)
+        end
+        if group and group[1] and not refund and not reported and (not used or used <= units) then
+          ends = not sent_at and ends_by_per[group[2]] or end_of(group[2], sent_at)
+        end
+        if ends and (group[7] == 0 or group[10] == ends) then
+          group[7], group[8], group[9] = group[7] + 1, group[8] + units, group[9] + (used or units)
+          group[10] = ends
+          give_chance(node)
+        else
+          local found = service.windows[id] or user_window(service, id)
+          if found then
+            end_in(found, units, used, sent_at, reported)
+            changed(found, node)
+          end
         end
         unparked = unparked or not node or node[PARKED] == 0
       end
@@ -1077,6 +872,11 @@ if scope.rates then
               found[W_CHANGED] = false
             end
           end
+        end
+      end
+      for _, group in pairs(far) do
+        if group[1] then
+          append_of_group(group)
         end
       end
       for index = 1, text_count do
@@ -1303,4 +1103,6 @@ if scope.rates then
       return others[name]
     end,
   })
+end)()
+end)()
 end

@@ -20,15 +20,18 @@
 --- @const W_MANY 38
 --- @const W_SOME 25
 
--- The window of a member is stored as a text: its rate (requests, units, per) and 1 if its time in RATED is known, which is
--- its tag; the length up to which it may grow, in two bytes; how many of the last events before that may not be grants, and
--- the logarithm of the most units that a grant may have; its values from W_REST on, packed; and events that have not been
--- counted yet: a number of calls, the units that they reserved, and for calls that ended the units that count, the end of
--- their entry, and the time. So a grant and the end of a call usually append an event, and only the last bytes of the tag
--- are looked at.
+-- The window of a member is stored as a text:
+--   its tag: its rate (requests, units, per), and 1 if its time in RATED is known, so that nothing has to change it
+--   two bytes: the length up to which it may get events
+--   how many of the last of these may not be grants; the logarithm of the most units of a grant; and how many grants fit
+--   surely, less the number of events
+--   its values from W_REST on, packed
+--   events that have not been counted: a number of calls, the units that they reserved; and if they ended, the units that
+--   they count with, the end of their entry, and the time
+-- So a grant and the end of a call append an event, as long as it is known without decoding that the rate allows it.
 --- @const W_TAG_FORMAT '<dddB'
 --- @const W_TAG 25
---- @const W_HEAD 30
+--- @const W_HEAD 31
 --- @const W_EVENT_FORMAT '<Hdddd'
 --- @const W_EVENT 34
 --- @const W_MOST_EVENTS 12

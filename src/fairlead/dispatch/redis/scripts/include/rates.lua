@@ -118,8 +118,12 @@ if scope.rates then
   local end_units, end_left, end_ends, end_event
   local function append_end(index, units, used, sent_at)
     local text = texts[index]
-    local per = may_grow(text)
-    if not per or used and used > units then
+    local per = text and per_by_tag[sub(text, 1, W_TAG)]
+    if per == nil then
+      per = may_grow(text)
+    end
+    local high, low = byte(text or '', W_TAG + 1, W_TAG + 2)
+    if not per or #text >= 256 * high + low or used and used > units then
       return false
     end
     local left, ends = used or units, not sent_at and ends_by_per[per] or end_of(per, sent_at)
@@ -181,9 +185,11 @@ if scope.rates then
         if far[index] and far[index][1] then
           append_of_group(far[index])
         end
-        found = window_from(text_keys[index], texts[index])
-        found[W_CHANGED] = texts_changed[index] and 1
-        texts[index], texts_changed[index] = false, false
+        found = texts[index] and window_from(text_keys[index], texts[index])
+        if found then
+          found[W_CHANGED] = texts_changed[index] and 1
+          texts[index], texts_changed[index] = false, false
+        end
       else
         local key = state.n > 0 and service.name .. '\0' .. user_id
         local stored = key and call('HGET', RATES, key)
@@ -204,27 +210,26 @@ if scope.rates then
     if state.n == 0 then
       return
     end
-    local members, of_service, keys, prefix = service.windows, service.texts, {}, service.name .. '\0'
-    local missing, count, last = {}, 0, text_count
+    local members, of_service, prefix, last, count = service.windows, service.texts, service.name .. '\0', text_count, 0
+    local keys = last == 0 and text_keys or {}
     for i = 1, #ids do
       local id = ids[i]
-      if members[id] == nil and not of_service[id] then
+      if not of_service[id] and members[id] == nil then
         count = count + 1
         of_service[id] = last + count
-        missing[count] = id
         keys[count] = prefix .. id
-        text_keys[last + count] = keys[count]
+      end
+    end
+    local read = read_many(RATES, keys)
+    if last == 0 and count > 0 then
+      texts = read
+    else
+      for i = 1, count do
+        text_keys[last + i] = keys[i]
+        texts[last + i] = read[i]
       end
     end
     text_count = last + count
-    local read = read_many(RATES, keys)
-    for i = 1, count do
-      texts[last + i] = read[i]
-      texts_changed[last + i] = false
-      if not read[i] then
-        members[missing[i]] = false
-      end
-    end
   end
 
   -- When the window of a member has to be looked at: when the member gets another chance, or at the end of its last entry.
@@ -740,13 +745,21 @@ if scope.rates then
         end
       end
       if by_user or mask % 16 >= 8 then
-        local index = mask % 16 >= 8 and not refund and not reported and service.texts[user[ID]]
+        local id = user[ID]
+        local index = service.texts[id]
+        if not index and service.windows[id] == nil then
+          read_windows(service, { id })
+          index = service.texts[id]
+        end
+        index = mask % 16 >= 8 and not refund and not reported and index
         if index and append_end(index, units, used, sent_at) then
-          give_chance(user)
+          if user[PARKED] then
+            give_chance(user)
+          end
         else
-          local found = service.windows[user[ID]]
+          local found = service.windows[id]
           if found == nil then
-            found = user_window(service, user[ID])
+            found = user_window(service, id)
           end
           if found then
             if mask % 16 >= 8 then
@@ -773,7 +786,9 @@ if scope.rates then
         if ends and (group[7] == 0 or group[10] == ends) then
           group[7], group[8], group[9] = group[7] + 1, group[8] + units, group[9] + (used or units)
           group[10] = ends
-          give_chance(node)
+          if node and node[PARKED] then
+            give_chance(node)
+          end
         else
           local found = service.windows[id] or user_window(service, id)
           if found then

@@ -42,7 +42,7 @@ def test_no_window_of_the_provider_sees_more_than_the_rate(calls: list[tuple[int
             if window.fits(units):
                 break
             now += SECOND // 4
-        window.take(units)
+        window.requests, window.units = window.requests + 1, window.units + units
         arrived = now + delay + way
         arrivals.append((arrived, units))
         if says == "report":
@@ -62,12 +62,54 @@ def _happens(window: Window, at: int, _: int, says: str, units: int, sent_at: in
         window.ended(units, None, sent, at, reported=says == "report")
 
 
+@settings(max_examples=150, deadline=None)
+@given(
+    events=st.lists(
+        st.tuples(
+            st.integers(0, SECOND) | st.integers(0, 3) | st.integers(0, 2 * PER),  # after the event before
+            st.sampled_from(["grant", "grant", "end", "end", "end", "add", "advance", "refund", "clear", "change"]),
+            st.integers(0, 40),
+        ),
+        max_size=60,
+    )
+)
+def test_the_quick_end_of_a_call_counts_as_any_other(events: list[tuple[int, str, int]]) -> None:
+    quick, plain, now, is_open = Window(Rate(3, 50.0, 10.0)), Window(Rate(3, 50.0, 10.0)), SECOND, list[int]()
+    for pause, event, units in events:
+        now += pause
+        if event == "end" and is_open:
+            units = is_open.pop()
+            if now <= quick.until:
+                quick.counted, quick.counted_units = quick.counted + 1, quick.counted_units + units
+            else:
+                quick.close(units, now)
+            plain.ended(units, None, None, now)
+        refunded = is_open.pop() if event == "refund" and is_open else None
+        for window in (quick, plain):
+            if event == "grant":
+                window.requests, window.units = window.requests + 1, window.units + units
+            elif event == "add":
+                window.add(now + units * SECOND, 1, units)
+            elif event == "change":
+                window.take_rate(Rate(3, 50.0, 8.0 + units % 5))
+            elif event == "advance":
+                window.advance(now)
+            elif event == "clear":
+                window.clear()
+            elif refunded is not None:
+                window.refund(refunded)
+        if event == "grant":
+            is_open.append(units)
+        assert (quick.requests, quick.units, quick.counted) == (plain.requests, plain.units, plain.counted)
+        assert quick.entries == plain.entries
+
+
 def test_a_window_keeps_about_a_hundred_entries() -> None:
     window = Window(Rate(1_000_000, None, 60.0))
     for tick in range(60_000):
         now = tick * 2_000
         window.advance(now)
-        window.take(0)
+        window.requests += 1
         window.ended(0, None, None, now, reported=False)
         assert len(window.entries) / 3 <= 102
     assert window.requests <= 30_600

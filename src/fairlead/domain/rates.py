@@ -69,45 +69,68 @@ class MemberRates(NamedTuple):
     groups: Mapping[str, Rate] = {}
 
 
-@lru_cache
-def _numbers_of(rate: Rate | None) -> tuple[int, int, int, int, int]:
-    """`per`, the width of an entry, the margin, and the most requests and units, as windows have them. Thousands of
-    windows with the same rate share these numbers, so that a claim finds them in the processor's cache."""
-    per = SECOND if rate is None else micros(rate.per)
-    most_requests = UNLIMITED if rate is None or rate.requests is None else rate.requests
-    most_units = UNLIMITED if rate is None or rate.units is None else micros(rate.units)
-    return per, per // PARTS, min(LONGEST_MARGIN, per // MARGIN_PARTS), most_requests, most_units
+class _Numbers:
+    """A rate in the numbers of windows: `per`, the width of an entry, the margin, and the most requests and units.
+
+    Calls that the provider has counted after `since` and by `until` are in the entry that ends at `end`; these three
+    change with the time. Thousands of windows with the same rate share the numbers, so that a claim finds them in the
+    processor's cache."""
+
+    __slots__ = ("end", "margin", "most_requests", "most_units", "per", "since", "until", "width")
+
+    def __init__(self, rate: Rate | None) -> None:
+        self.per = SECOND if rate is None else micros(rate.per)
+        self.width = self.per // PARTS
+        self.margin = min(LONGEST_MARGIN, self.per // MARGIN_PARTS)
+        self.most_requests = UNLIMITED if rate is None or rate.requests is None else rate.requests
+        self.most_units = UNLIMITED if rate is None or rate.units is None else micros(rate.units)
+        self.end = self.since = self.until = -UNLIMITED
+
+    def end_of(self, at: int) -> int:
+        """The end of the entry of a call that the provider has counted by this time."""
+        if not self.since < at <= self.until:
+            end = at + self.per
+            self.end = end + -end % self.width
+            self.until = self.end - self.per
+            self.since = self.until - self.width
+        return self.end
+
+
+_numbers_of = lru_cache(_Numbers)
 
 
 class Window:
-    """What a rate counts now: `requests` and `units` in total. Those that the provider must have counted are in
-    `entries`, sorted by their end: end, requests and units of the first entry, then those of the second, and so on, in
-    one list of numbers, because a list for each entry costs more time and memory than the numbers. The others are
-    `open`: they belong to grants that have not been sent, as far as is known. So a grant changes the totals, and the
-    end of its call only adds to an entry, unless the call used other units than estimated.
+    """What a rate counts now: `requests` and `units` in total. Of these, `counted` and `counted_units` are those that
+    the provider must have counted. They are in `entries`, sorted by their end: end, requests and units of the first
+    entry, then those of the second, and so on, in one list of numbers, because a list for each entry costs more time
+    and memory than the numbers. In place of the last entry's requests and units, the list has those that were counted
+    before it. So a grant changes two numbers, and so does the end of its call.
+
+    The others are open: they belong to grants that have not been sent, as far as is known. A call that ends up to
+    `until` is in the last entry, and no entry is over until then; `until` is -1 if no such time is known.
 
     `rest` is the time until which the provider takes nothing, because it said so; 0 if it takes requests.
 
     `member` is the id of the user or group whose window it is; "" if the window is that of a service, region or pool.
     The rest is for the dispatcher: `look_at` is the time at which it looks at the window of a member next, 0 if it
-    looks at all such windows anyway. `kept` is whether it knows the window: it may drop that of a user that is empty.
+    looks at all such windows anyway.
     """
 
     __slots__ = (
-        "counts", "entries", "kept", "lacks_grants", "look_at", "margin", "member", "most_requests", "most_units",
-        "per", "rate", "requests", "rest", "units", "width",
+        "counted", "counted_units", "entries", "lacks_grants", "look_at", "member", "most_requests", "most_units",
+        "numbers", "rate", "requests", "rest", "units", "until",
     )  # fmt: skip
 
     def __init__(self, rate: Rate | None = None, member: str = "") -> None:
         self.member = member
         self.look_at = UNLIMITED if member else 0
-        self.kept = True
         self.entries: list[int] = []
-        self.requests = self.units = 0
+        self.requests = self.units = self.counted = self.counted_units = 0
+        self.until = -1
         self.lacks_grants = False
         """Whether it was cleared while grants were open that are closed later."""
         self.rest = 0
-        self.per = 0
+        self.numbers = _numbers_of(rate)
         self.take_rate(rate)
 
     @property
@@ -115,23 +138,23 @@ class Window:
         return not (self.rest or self.requests or self.units)
 
     @property
-    def open_requests(self) -> int:
-        return self.requests - sum(self.entries[1::3])
-
-    @property
-    def open_units(self) -> int:
-        return self.units - sum(self.entries[2::3])
+    def counts(self) -> bool:
+        """Whether the rate limits anything."""
+        return self.most_requests < UNLIMITED or self.most_units < UNLIMITED
 
     def has_rate(self, rate: Rate) -> bool:
         if rate is self.rate:
             return True
-        return (self.per, self.width, self.margin, self.most_requests, self.most_units) == _numbers_of(rate)
+        mine, others = self.numbers, _numbers_of(rate)
+        same = mine.per == others.per and mine.most_requests == others.most_requests
+        return same and mine.most_units == others.most_units
 
     def take_rate(self, rate: Rate | None) -> None:
         """Apply a rate. If its `per` differs from before, the entries end that much later or earlier."""
-        self.rate, (per, self.width, self.margin, self.most_requests, self.most_units) = rate, _numbers_of(rate)
-        shift, self.per = per - self.per if self.per else 0, per
-        self.counts = self.most_requests < UNLIMITED or self.most_units < UNLIMITED
+        numbers = _numbers_of(rate)
+        shift = numbers.per - self.numbers.per
+        self.rate, self.numbers, self.until = rate, numbers, -1
+        self.most_requests, self.most_units = numbers.most_requests, numbers.most_units
         if shift:
             for at in range(0, len(self.entries), 3):
                 self.entries[at] += shift
@@ -197,11 +220,11 @@ class Window:
     def _wait_for_units(self, count: int, units: int, mean: int | None, call: int, now: int) -> int:
         """The later of two times. One is when the window has the units, if each call before uses the mean. The other is
         when enough calls have ended: until then, each keeps all that it has reserved."""
-        most, reserved = self.most_units, self.open_units
+        most, reserved = self.most_units, self.units - self.counted_units
         own = max(1, min(units, most))
         each = own if mean is None else max(1, min(mean, most))
         counted = self.units - reserved
-        taken = counted + (reserved if mean is None else min(reserved, self.open_requests * each))
+        taken = counted + (reserved if mean is None else min(reserved, (self.requests - self.counted) * each))
         missing = taken + (count - 1) * each + own - most
         waits = self._freed(missing, taken, max(1, min(most, most - own + each)), 2, now) if missing > 0 else 0
         left = max(0, most - counted)
@@ -210,7 +233,7 @@ class Window:
             return waits
         # What can be reserved at once. What ended calls used takes some of it: on average half of all that is used
         # while this one waits, but no more than calls use at this pace in the part of `per` after their end.
-        steady = int(most * (own / (own + each * (max(0, self.per - call) / call))))
+        steady = int(most * (own / (own + each * (max(0, self.numbers.per - call) / call))))
         room = max(own, steady, left - int(over * (each / own) / 2))
         return max(waits, int(call * (over / room)))
 
@@ -223,84 +246,86 @@ class Window:
         for end, *freed in self._triples():
             rest -= freed[at - 1]
             if rest < 0:
-                return whole * self.per + max(0, end - now)
-        return (whole + 1) * self.per
+                return whole * self.numbers.per + max(0, end - now)
+        return (whole + 1) * self.numbers.per
 
     def _triples(self) -> Iterator[tuple[int, int, int]]:
-        numbers = iter(self.entries)
+        entries = self.entries
+        last = (self.counted - entries[-2], self.counted_units - entries[-1]) if entries else ()
+        numbers = iter((*entries[:-2], *last))
         return zip(numbers, numbers, numbers, strict=True)
 
     # -- what is counted ------------------------------------------------------------------------------------------
 
     def advance(self, now: int) -> bool:
         """Drop what is over. Returns whether anything was."""
-        entries, over = self.entries, 0
-        while over < len(entries) and entries[over] <= now:
-            self.requests -= entries[over + 1]
-            self.units -= entries[over + 2]
-            over += 3
-        del entries[:over]
-        rested = 0 < self.rest <= now
-        if rested:
-            self.rest = 0
-        return over > 0 or rested
+        entries, is_over = self.entries, False
+        if entries and entries[0] <= now:
+            over = requests = units = 0
+            for end, ended, used in self._triples():
+                if end > now:
+                    break
+                requests, units, over = requests + ended, units + used, over + 3
+            del entries[:over]
+            self._count(-requests, -units, before_last=True)
+            is_over = True
+        if 0 < self.rest <= now:
+            self.rest, is_over = 0, True
+        return is_over
 
     def clear(self) -> None:
         """Forget everything but the rate."""
-        self.lacks_grants = self.lacks_grants or self.open_requests > 0
-        self.entries = []
-        self.requests = self.units = self.rest = 0
-
-    def take(self, units: int) -> None:
-        """Count a grant."""
-        self.requests += 1
-        self.units += units
+        self.lacks_grants = self.lacks_grants or self.requests > self.counted
+        self.entries, self.until = [], -1
+        self.requests = self.units = self.counted = self.counted_units = self.rest = 0
 
     def sent(self, units: int, sent_at: int) -> None:
         """The grant was sent at this time: it stays in the window for `per` and the margin."""
         self.refund(units)
-        self.add(sent_at + self.margin, 1, units)
+        self.add(sent_at + self.numbers.margin, 1, units)
+
+    def close(self, units: int, now: int) -> None:
+        """The call of a grant has ended and used what it had reserved. As `ended`, but faster."""
+        entries, numbers = self.entries, self.numbers
+        if not numbers.since < now <= numbers.until:
+            numbers.end_of(now)
+        if self.lacks_grants or (entries and (entries[0] <= now or entries[-3] >= numbers.end)):
+            self.ended(units, None, None, now)
+            return
+        if entries:
+            entries[-2] = self.counted - entries[-2]
+            entries[-1] = self.counted_units - entries[-1]
+        entries += (numbers.end, self.counted, self.counted_units)
+        self.counted += 1
+        self.counted_units += units
+        self.until = numbers.until if numbers.until < entries[0] else entries[0] - 1
 
     def ended(self, units: int, used: int | None, sent_at: int | None, now: int, *, reported: bool = False) -> None:
         """The call of a grant has ended. `used` are the units that it really took; None means that this is unknown, so
-        that the estimate stays. `reported`: `sent` was called before, with the same time.
+        that the estimate stays. `sent_at` is None if it is not known when it was sent. `reported`: `sent` was called
+        before, with the same time.
 
         What is over is dropped first: the window of a user or group is looked at only at the end of its last entry,
         which this may put off."""
-        left = units if used is None or used > units else used
-        if not reported:
-            self.close(units, left, self.end_of(sent_at, now), now)
-        else:
-            assert sent_at is not None
-            self.advance(now)
-            self._subtract(self._rounded(sent_at + self.margin + self.per), 0, units - left)
-        if used is not None and used > units:
-            self.add(now, 0, used - units)  # the provider may have counted these as late as at the end
-
-    def end_of(self, sent_at: int | None, now: int) -> int:
-        """The end of the entry of a call that has ended now. `sent_at` is None if it is not known when it was sent."""
-        end = (now if sent_at is None else min(now, sent_at + self.margin)) + self.per
-        return end + -end % self.width
-
-    def close(self, units: int, left: int, end: int, now: int) -> None:
-        """The call of a grant has ended. Of its units, `left` stay in the window until `end`, unless that is over."""
-        entries = self.entries
+        entries, numbers = self.entries, self.numbers
         if entries and entries[0] <= now:
             self.advance(now)
-        if self.lacks_grants:
-            self._reopen(units)
-        if left != units:
-            self.units += left - units
-        if end <= now:  # it was sent so long ago that it is over
-            self.requests -= 1
-            self.units -= left
-        elif not entries or entries[-3] < end:
-            entries += (end, 1, left)
-        elif entries[-3] == end:
-            entries[-2] += 1
-            entries[-1] += left
+        left = units if used is None or used > units else used
+        end = numbers.end_of(now if sent_at is None else min(now, sent_at + numbers.margin))
+        if reported:
+            assert sent_at is not None
+            self._subtract(numbers.end_of(sent_at + numbers.margin), units - left)
+        elif end <= now:  # it was sent so long ago that it is over
+            self.refund(units)
         else:
+            if self.lacks_grants:
+                self._reopen(units)
+            self.units += left - units
             self._insert(end, 1, left)
+            if entries[-3] == end and not self.lacks_grants:
+                self.until = min(numbers.until, entries[0] - 1)
+        if used is not None and used > units:
+            self.add(now, 0, used - units)  # the provider may have counted these as late as at the end
 
     def refund(self, units: int) -> None:
         """The call of a grant was never made."""
@@ -316,41 +341,58 @@ class Window:
         left = max(0, self.most_units - self.units)
         more_units = 0 if units is None or self.most_units == UNLIMITED else max(0, left - units)
         if more or more_units:
-            self.add(until - self.per, more, more_units)
+            self.add(until - self.numbers.per, more, more_units)
 
     def add(self, counted_at: int, requests: int, units: int) -> None:
         """Count requests and units that the provider has counted by this time."""
         self.requests += requests
         self.units += units
-        self._insert(self._rounded(counted_at + self.per), requests, units)
+        self._insert(self.numbers.end_of(counted_at), requests, units)
 
     def _insert(self, end: int, requests: int, units: int) -> None:
+        """Move open requests and units to the entry with this end."""
         entries = self.entries
         at = len(entries) - 3
-        while at >= 0 and entries[at] > end:
-            at -= 3
-        if at >= 0 and entries[at] == end:
+        if at < 0 or entries[at] < end:
+            if entries:
+                entries[-2:] = (self.counted - entries[-2], self.counted_units - entries[-1])
+            entries += (end, self.counted, self.counted_units)
+        elif entries[at] > end:
+            while at >= 0 and entries[at] > end:
+                at -= 3
+            if at < 0 or entries[at] < end:
+                at += 3
+                entries[at:at] = (end, 0, 0)
             entries[at + 1] += requests
             entries[at + 2] += units
-        else:
-            entries[at + 3 : at + 3] = (end, requests, units)
-
-    def _rounded(self, end: int) -> int:
-        return end + -end % self.width
+            entries[-2] += requests
+            entries[-1] += units
+        self.counted += requests
+        self.counted_units += units
+        self.until = -1
 
     def _reopen(self, units: int) -> None:
         """Count a grant that is closed, unless as much is open."""
-        self.requests += max(0, 1 - self.open_requests)
-        self.units += max(0, units - self.open_units)
+        self.requests += max(0, 1 + self.counted - self.requests)
+        self.units += max(0, units + self.counted_units - self.units)
 
-    def _subtract(self, end: int, requests: int, units: int) -> None:
+    def _subtract(self, end: int, units: int) -> None:
+        """Take units from the entry with this end, if it has them."""
         entries = self.entries
-        for at in range(len(entries) - 3, -1, -3):
-            if entries[at] == end:
-                requests, units = min(requests, entries[at + 1]), min(units, entries[at + 2])
-                entries[at + 1] -= requests
-                entries[at + 2] -= units
-                self.requests -= requests
-                self.units -= units
-            if entries[at] <= end:
-                return
+        for number, (ends, _, used) in enumerate(self._triples()):
+            if ends == end:
+                is_last = 3 * number + 3 == len(entries)
+                if not is_last:
+                    entries[3 * number + 2] -= min(units, used)
+                self._count(0, -min(units, used), before_last=not is_last)
+
+    def _count(self, requests: int, units: int, *, before_last: bool) -> None:
+        """Change what the provider must have counted, in the last entry or before."""
+        self.requests += requests
+        self.units += units
+        self.counted += requests
+        self.counted_units += units
+        self.until = -1
+        if before_last and self.entries:
+            self.entries[-2] += requests
+            self.entries[-1] += units

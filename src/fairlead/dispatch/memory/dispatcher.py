@@ -69,7 +69,7 @@ class MemoryDispatcher(RateOperations):
         self._rebuilding: set[str] = set()
         self._rebuilds = 0
         self._workers = WaitingWorkers()
-        self._wakeups = Wakeups(self._services)
+        self._wakeups = Wakeups(self._services, self._topology.timer)
 
     async def start(self) -> None: ...
 
@@ -439,7 +439,7 @@ class MemoryDispatcher(RateOperations):
         """End an operation: wake workers for the services that the operation made runnable, and for the services in
         `again` that are still runnable."""
         runnable = self._wakeups.turned_runnable(again)
-        if (self._wakeups.rates_changed or self._timer is not None) and self._topology.rated:
+        if (self._topology.timer.changed or self._timer is not None) and self._topology.rated:
             self._arm()
         if runnable and self._wake is not None:
             self._wake(frozenset(runnable))

@@ -100,7 +100,7 @@ class User:
     def __init__(self, user_id: str, window: Window | None) -> None:
         self.user_id = user_id
         self.window = window
-        """What the user's own rate counts. None, or not kept, if that is nothing."""
+        """What the user's own rate counts. None if that is nothing."""
         self.windows: tuple[Window, ...] | None = None
         """The windows that count the user's calls, if they have no region, and as long as the user has this plan. None:
         not known. Maintained by `ServiceRates`."""

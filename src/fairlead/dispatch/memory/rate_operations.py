@@ -56,7 +56,7 @@ class RateOperations:
             service = self._topology.service(rest.service)
             if service.rates is None:
                 self._topology.rated.append(service)
-            start_rates(service).rest(rest, now)
+            start_rates(service, self._topology.timer).rest(rest, now)
             self._wakeups.touch(service)
         self._announce()
 
@@ -80,7 +80,7 @@ class RateOperations:
         """Drop what is over from all windows."""
         if now < self._rates_due:
             return
-        self._wakeups.rates_changed = True
+        self._topology.timer.changed = True
         for service in self._topology.rated:
             # A pool's window is shared: its change concerns all services of the pool, of which one saw it first.
             if advance_service(service, micros(now)):
@@ -94,7 +94,7 @@ class RateOperations:
             assert service.rates is not None
             due = min(due, service.rates.next_due())
             blocked = blocked or (not service.runnable and any(service.waiting))
-        self._wakeups.rates_due, self._wakeups.rates_changed = due, False
+        self._topology.timer.due, self._topology.timer.changed = due, False
         self._rates_due = due / SECOND
         if self._timer is not None:
             self._disarm()
@@ -109,6 +109,6 @@ class RateOperations:
 
     def _fire(self) -> None:
         self._timer = None
-        self._wakeups.rates_changed = True  # set the timer again if it has fired before its time, as uvloop's may
+        self._topology.timer.changed = True  # set the timer again if it has fired before its time, as uvloop's may
         self._advance_rates(self._clock())
         self._announce()

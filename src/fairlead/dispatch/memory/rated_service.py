@@ -13,12 +13,13 @@ from fairlead.domain.groups import GroupAhead, levels_of
 
 if TYPE_CHECKING:
     from fairlead.dispatch.memory.service import Pick, Service
+    from fairlead.dispatch.memory.topology import RateTimer
 
 
-def start_rates(service: Service) -> ServiceRates:
+def start_rates(service: Service, timer: RateTimer) -> ServiceRates:
     """The rates of a service. Creates them if it has none yet."""
     if service.rates is None:
-        service.rates = ServiceRates(service.rules, service.member_rates)
+        service.rates = ServiceRates(service.rules, service.member_rates, service.users, timer)
         for entry in service.entries():
             service.rates.expect(entry[COST] or 0)
     return service.rates

@@ -15,6 +15,7 @@ from fairlead.domain.rules import Rules, ServiceRules
 
 if TYPE_CHECKING:
     from fairlead.dispatch.memory.fair_queue import User
+    from fairlead.dispatch.memory.topology import RateTimer
 
 MARK: Final = "\x01"
 """The first character of the id of a group. No user id contains it."""
@@ -42,11 +43,13 @@ class ServiceRates:
     """
 
     __slots__ = (
-        "by_user", "counting", "due", "group_rates", "heap", "is_plain", "largest", "mean_units", "members", "own",
-        "parked", "pool", "pool_rate", "regions", "rules", "shared", "tight", "windows",
+        "by_user", "counting", "group_rates", "heap", "is_plain", "largest", "mean_units", "members", "own", "parked",
+        "pool", "pool_rate", "regions", "rules", "shared", "tight", "timer", "users", "windows",
     )  # fmt: skip
 
-    def __init__(self, rules: ServiceRules, members: MemberRates = NO_MEMBER_RATES) -> None:
+    def __init__(self, rules: ServiceRules, members: MemberRates, users: Mapping[str, User], timer: RateTimer) -> None:
+        self.users = users
+        self.timer = timer
         self.rules = rules
         self.members = members
         self.own = Window()
@@ -57,8 +60,6 @@ class ServiceRates:
         self.mean_units: int | None = None
         self.largest = 0
         self.parked: dict[str, int] = {}
-        self.due = 0
-        """The time at which `advance` has something to do next; 0 if that has to be found out (`next_due`)."""
         self.heap: list[tuple[int, str]] = []
         self.take_rules(rules, members)
 
@@ -83,7 +84,7 @@ class ServiceRates:
         """By region, those windows of the service, the region and the pool that count a call there."""
         self.is_plain = window is None and self.own.most_units == UNLIMITED
         """Whether every step fits as long as the service's own window has room."""
-        self.due = 0
+        self.timer.changed = True
         self._find_shared()
         self._watch_all()
 
@@ -183,8 +184,6 @@ class ServiceRates:
             return None
         units, largest = cost if cost is not None else self.mean_units or 0, self.largest
         for window in windows:
-            if not window.kept:
-                self._keep(window)
             window.requests = requests = window.requests + 1
             window.units = reserved = window.units + units
             if requests >= window.most_requests or reserved + largest >= window.most_units:
@@ -204,7 +203,7 @@ class ServiceRates:
             rate, plans = self.rules.user_rate, self.members.plans
             if plans:
                 rate = plans.get(plan or "", rate)
-            if own is None or own.rate is not rate or not own.kept:
+            if own is None or own.rate is not rate:
                 own = self._window_of(user_id, rate)
             if own is not None and own.counts:
                 windows += (own,)
@@ -227,19 +226,13 @@ class ServiceRates:
         if window is None:
             if rate is None:
                 return None
-            window = Window(rate, member)
-            self._keep(window)
+            window = self.windows[member] = Window(rate, member)
+            self._watch(window)
         elif rate is None or not window.has_rate(rate):
             window.take_rate(rate)  # the user has another plan now
             self._watch(window)
             self._due(member)
         return window
-
-    def _keep(self, window: Window) -> None:
-        """Look at a window that is new or was dropped."""
-        window.kept = True
-        self.windows[window.member] = window
-        self._watch(window)
 
     # -- what became of a grant -----------------------------------------------------------------------------------
 
@@ -252,64 +245,71 @@ class ServiceRates:
         for window in windows:
             window.sent(units, sent_at)
             self._watch(window)
-        self.due = 0
+        self.timer.changed = True
         return (windows, units, sent_at), self._changed(lease.user_id, windows)
 
     def ended(self, lease: Lease, held: Reservation | None, release: Release, now: float) -> tuple[str, ...]:
         """Returns the groups whose windows have changed, if members are parked because of their rate."""
-        used = None if release.used is None or release.refund else micros(release.used)
-        if used is not None:
+        used = None
+        if release.used is not None and not release.refund:
+            used = micros(release.used)
             self.mean_units = smoothed(self.mean_units, used)
             self.expect(self.mean_units)
         if held is None:
             return ()
         at = round(now * SECOND)  # `micros`, inlined: no clock is negative
         windows, units, sent_at = held
-        if release.refund or sent_at is not None:
-            return self._ended_known(lease.user_id, held, used, at)
-        if release.sent is not None:
-            sent_at = _sent_at(lease, release.sent, at)
-        if at >= self.due:
-            self.due = 0  # a window drops what is over
-        left, per, end = units if used is None or used > units else used, 0, 0
-        for window in windows:
-            if window.per != per:
-                per, end = window.per, window.end_of(sent_at, at)
-            entries = window.entries
-            if left == units and entries and entries[-3] == end and entries[0] > at and not window.lacks_grants:
-                entries[-2] += 1  # `Window.close`, inlined: most calls end in the same part of `per` as another one
-                entries[-1] += left
-            else:
-                window.close(units, left, end, at)
-                if window.lacks_grants:
-                    self._watch(window)
-                if not window.member and end < self.due:
-                    self.due = end
-            if used is not None and used > units:
-                window.add(at, 0, used - units)  # the provider may have counted these as late as at the end
-                self._watch(window)
-            # A window that will be looked at needs no other time: the end of its last entry is never earlier.
-            if window.look_at == UNLIMITED:
-                self._due(window.member)
+        if used is not None or sent_at is not None or release.sent is not None or release.refund:
+            windows = self._settle(lease, held, release, used, at)
+        else:
+            for window in windows:
+                if at <= window.until:  # most calls end in the same part of `per` as another one
+                    window.counted += 1
+                    window.counted_units += units
+                else:
+                    window.close(units, at)
+                    if not window.member:
+                        self._counted(window, at)
+                # A window that will be looked at needs no other time: the end of its last entry is never earlier.
+                if window.look_at == UNLIMITED and window.requests == window.counted:
+                    self._due(window.member)
         return self._changed(lease.user_id, windows) if self.parked else ()
 
-    def _ended_known(self, user_id: str, held: Reservation, used: int | None, now: int) -> tuple[str, ...]:
-        """The call of a grant has ended that was never made, or that was reported as sent."""
+    def _counted(self, window: Window, now: int) -> None:
+        """A call has ended, and `window` has dropped what is over and has perhaps another entry."""
+        timer = self.timer
+        if timer.due <= now or (not window.member and window.entries and window.entries[0] < timer.due):
+            timer.changed = True
+        if window.lacks_grants:
+            self._watch(window)
+
+    def _settle(
+        self, lease: Lease, held: Reservation, release: Release, used: int | None, now: int
+    ) -> tuple[Window, ...]:
+        """The call of a grant has ended that was never made, that took other units than it reserved, or that was sent
+        at a known time. Returns the windows that have changed."""
         windows, units, sent_at = held
-        self.due = 0
-        if sent_at is not None:  # a window that was dropped because it was empty may have a successor
+        reported = sent_at is not None
+        if reported:  # a window that was dropped because it was empty may have a successor
             present = [self.windows.get(each.member) if each.member else each for each in windows]
             # The window of a group is kept when it is empty, but counts no more than one that was dropped.
             windows = tuple(each for each in present if each is not None and not (each.member and each.is_empty))
+        elif release.sent is not None:
+            sent_at = _sent_at(lease, release.sent, now)
+        known = reported or release.refund
+        if known:
+            self.timer.changed = True
         for window in windows:
-            if sent_at is None:
+            if release.refund and not reported:
                 window.refund(units)
             else:
-                window.ended(units, used, sent_at, now, reported=True)
-                self._watch(window)
-            if window.member:
+                window.ended(units, used, sent_at, now, reported=reported)
+                self._counted(window, now)
+                if reported or (used is not None and used > units):
+                    self._watch(window)
+            if known or window.look_at == UNLIMITED:
                 self._due(window.member)
-        return self._changed(user_id, windows) if self.parked else ()
+        return windows
 
     def spent(self, call: Spent, ended_at: int, groups: tuple[str, ...]) -> Window | None:
         """Count a call that ended before the queue was rebuilt. Returns the window of its user."""
@@ -317,7 +317,7 @@ class ServiceRates:
         for window in windows + self._of_groups(groups):
             window.add(ended_at, 1, micros(call.units))
             self._watch(window)
-        self.due = 0
+        self.timer.changed = True
         for member in (call.user_id, *groups):
             self._due(member)
         return own
@@ -326,7 +326,7 @@ class ServiceRates:
         """Take over what the upstream said about its own limits."""
         window = self.own if rest.region is None else self.regions.setdefault(rest.region, Window())
         self._find_shared()
-        self.due, until = 0, now + micros(rest.seconds)
+        self.timer.changed, until = True, now + micros(rest.seconds)
         if rest.requests is None and rest.units is None:
             window.rest = max(window.rest, until)
         else:
@@ -356,7 +356,7 @@ class ServiceRates:
         return any(changed), unparked
 
     def next_due(self) -> int:
-        """The time at which `advance` may have something to do, or UNLIMITED. Sets `due` to it."""
+        """The time at which `advance` may have something to do, or UNLIMITED."""
         due = self.heap[0][0] if self.heap else UNLIMITED
         for window in self.shared:
             entries, rest = window.entries, window.rest
@@ -364,14 +364,14 @@ class ServiceRates:
                 due = entries[0]
             if rest and rest < due:
                 due = rest
-        self.due = due
         return due
 
-    def clear(self) -> None:
-        """Forget everything, because the queue is rebuilt."""
+    def clear(self, users: Mapping[str, User]) -> None:
+        """Forget everything, because the queue is rebuilt, with these users."""
         for window in self.shared:
             window.clear()
-        self.windows, self.parked, self.heap, self.due = {}, {}, [], 0
+        self.users, self.windows, self.parked, self.heap = users, {}, {}, []
+        self.timer.changed = True
         self.mean_units = None
         self._watch_all()
 
@@ -406,19 +406,21 @@ class ServiceRates:
         if due < window.look_at:
             window.look_at = due
             heappush(self.heap, (due, member))
-            if due < self.due:
-                self.due = due
+            if due < self.timer.due:
+                self.timer.changed = True
 
     def _drop(self, member: str) -> None:
-        """Forget the window of a member, which is never tight then. The record of a user may still have it."""
+        """Forget the window of a member, which is never tight then."""
         window = self.windows.pop(member)
-        window.kept, window.look_at = False, UNLIMITED
+        window.look_at = UNLIMITED
         self.tight.discard(window)
+        if (user := self.users.get(member)) is not None:
+            user.window = user.windows = None
 
     def _due_of(self, member: str, window: Window) -> int:
         if member in self.parked:
             return self.parked[member]
-        return window.entries[-3] if window.entries and not window.open_requests else UNLIMITED
+        return window.entries[-3] if window.entries and window.requests == window.counted else UNLIMITED
 
 
 def pool_windows(rules: Rules, windows: dict[str, Window]) -> Mapping[str, Window]:

@@ -99,7 +99,7 @@ class Service:
         self.groups: Groups | None = None
         """None as long as no user is in a group."""
         if self.rates is not None:
-            self.rates.clear()
+            self.rates.clear(self.users)
 
     # -- rules ---------------------------------------------------------------------------------------------------
 

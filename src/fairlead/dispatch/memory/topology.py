@@ -31,6 +31,18 @@ class Scope:
         self.open = False
 
 
+class RateTimer:
+    """When a window changes next, for all services of a dispatcher."""
+
+    __slots__ = ("changed", "due")
+
+    def __init__(self) -> None:
+        self.due = UNLIMITED
+        """The time, as far as the dispatcher knows."""
+        self.changed = False
+        """Whether a window may change earlier, or a service waits for one since."""
+
+
 class Topology:
     def __init__(self) -> None:
         self.services: dict[str, Service] = {}
@@ -39,6 +51,7 @@ class Topology:
         self._version = -1
         self.rated: list[Service] = []
         """The services that have `rates`."""
+        self.timer = RateTimer()
         self._groups: Mapping[str, GroupRules] = {}
         self._member_rates = NO_MEMBER_RATES
 
@@ -99,7 +112,7 @@ class Topology:
         for service in self.services.values():
             window = None if service.pool is None else service.pool.window
             if service.rates is None and needs_rates(service.rules, window, rules.member_rates):
-                start_rates(service)
+                start_rates(service, self.timer)
             if service.rates is not None:
                 service.rates.take_pool(window, rules.pool_rates.get(service.rules.pool or ""))
                 for user in service.users.values():
@@ -113,16 +126,12 @@ class Topology:
 
 
 class Wakeups:
-    def __init__(self, services: Mapping[str, Service]) -> None:
+    def __init__(self, services: Mapping[str, Service], timer: RateTimer) -> None:
         self._services = services
+        self._timer = timer
         self._ready: set[str] = set()
         self._touched: set[Service] = set()
         self._passed_over: dict[Pool, set[str]] = {}
-        self._examined: Set[str] = frozenset()
-        self.rates_due = UNLIMITED
-        """The time at which a window changes next, as far as the dispatcher knows."""
-        self.rates_changed = False
-        """Whether operations have changed a service so that a window may change earlier, or that it waits for one."""
 
     def touch(self, service: Service) -> None:
         """Record that the current operation changed this service."""
@@ -148,32 +157,28 @@ class Wakeups:
         for service in self._touched:
             if service.name in services:
                 names.add(service.name)
-        self._examined = names
         return names
 
     def turned_runnable(self, again: Set[str]) -> set[str]:
         """End the operation. Returns the services that it made runnable, and the services in `again` that are still
         runnable."""
-        if not (self._touched or self._examined or again):
+        if not (self._touched or again):
             return set()
         self._refresh()
-        for name in self._examined:
-            rates = self._services[name].rates
-            if rates is not None and rates.due < self.rates_due:  # the claim has parked a user or a group
-                self.rates_changed = True
-        self._examined = frozenset()
         turned: set[str] = set()
         pools: set[Pool] = set()
         for service in self._touched:
             if service.pool is not None:
                 pools.add(service.pool)
-                self.rates_changed = True
-            else:
-                if service.rates is not None and (service.rates.due < self.rates_due or not service.ready):
-                    self.rates_changed = True
-                if service.ready and not service.runnable:
+                self._timer.changed = True
+            elif service.ready:
+                if not service.runnable:
                     turned.add(service.name)
-                service.runnable = service.ready
+                service.runnable = True
+            else:
+                service.runnable = False
+                if service.rates is not None:
+                    self._timer.changed = True
         for pool in pools:
             turned |= self._turned_in(pool)
         for pool, services in self._passed_over.items():

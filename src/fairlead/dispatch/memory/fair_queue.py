@@ -8,20 +8,20 @@ have the same methods, so a service need not know which kind it has:
     take            remove that user's first step, because it is granted
     charge, settle  move the user's virtual time
 
-Each lane orders its users in a heap whose keys may be out of date (`Ranking`). A sort key that rises, as with every
-grant, changes nothing there: the key in the heap is corrected when it reaches the top. Only a key that falls is pushed.
+Each lane orders its users in a heap whose keys may be out of date (`Ranking`).
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Collection, Container, Mapping, Sequence
-from heapq import heapify, heappop, heappush, heapreplace
+from collections.abc import Sequence
+from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from sortedcontainers import SortedList
 
 from fairlead.dispatch.memory.costs import LaneCosts
+from fairlead.dispatch.memory.ranking import Node, Ranking
 from fairlead.domain.fair_share import charge
 
 if TYPE_CHECKING:
@@ -55,7 +55,6 @@ SortKey: TypeAlias = tuple[int, str]
 the order of arrival, and in FIFO lanes the lowest `seq`."""
 
 LONG = 1024
-STALE_KEYS = 64
 _RANK_SHIFT = 56
 _SEQ = (1 << _RANK_SHIFT) - 1
 NEWCOMERS = -(1 << 52)
@@ -115,99 +114,34 @@ class User:
         """The groups that the user is in, from the innermost. Maintained by `Groups`."""
 
 
-NOTHING_BELOW: Mapping[Any, Ranking] = {}
-
-
-class Ranking:
-    """The users or groups `ranked`, in a heap by sort keys that are at most as high as the real ones, which are in
-    `new` or `tags`. `numbers` has the number of the key that counts for each: others in the heap are older and
-    higher."""
-
-    __slots__ = ("heap", "new", "numbers", "ranked", "tags")
-
-    def __init__(self, ranked: Collection[str], tags: dict[str, int], new: dict[str, int]) -> None:
-        self.ranked = ranked
-        self.tags = tags
-        self.new = new
-        self.heap: list[SortKey] = []
-        self.numbers: dict[str, int] = {}
-
-    def first(self, parked: Container[str], below: Mapping[Any, Ranking] = NOTHING_BELOW) -> tuple[Any, ...] | None:
-        """The lowest sort key of those that are not parked. If `below` ranks the members of that group, the lowest one
-        among these follows, down to a user."""
-        heap, numbers, ranked, new, tags = self.heap, self.numbers, self.ranked, self.new, self.tags
-        found: tuple[Any, ...] = ()
-        while heap:
-            sort_key = heap[0]
-            number, node = sort_key
-            if node in ranked and node not in parked:
-                real = new[node] if node in new else tags[node]
-                if real == number:
-                    if node not in below:
-                        return found + sort_key if found else sort_key
-                    found += sort_key
-                    level = below[node]
-                    heap, numbers, ranked = level.heap, level.numbers, level.ranked
-                    continue
-                if numbers.get(node) == number:
-                    numbers[node] = real
-                    heapreplace(heap, (real, node))
-                    continue
-            elif numbers.get(node) == number:
-                del numbers[node]
-            heappop(heap)
-        assert not found  # active groups have active members
-        return None
-
-    def push(self, node: str) -> None:
-        """The sort key of `node` is new, or may have fallen."""
-        number, known = self.new[node] if node in self.new else self.tags[node], self.numbers.get(node)
-        if known is None or number < known:
-            self.numbers[node] = number
-            heappush(self.heap, (number, node))
-            if len(self.heap) > 2 * len(self.ranked) + STALE_KEYS:
-                self.fill()  # most keys are useless; the cost is spread over the pushes since the last time
-
-    def fill(self) -> None:
-        """Rank all by their real sort keys."""
-        self.numbers = {node: self.new[node] if node in self.new else self.tags[node] for node in self.ranked}
-        self.heap = [(number, node) for node, number in self.numbers.items()]
-        heapify(self.heap)
-
-
 class Lane(Ranking):
     """The waiting steps of one lane of a band, by user. The unbound lane (None) holds the steps that may run in any
     region."""
 
     __slots__ = ("costs", "keys", "queues")
 
-    def __init__(self, tags: dict[str, int], new: dict[str, int]) -> None:
+    def __init__(self) -> None:
+        super().__init__()
         self.queues: dict[str, Queue] = {}
-        super().__init__(self.queues, tags, new)
         self.costs = LaneCosts()
         self.keys = SortedList()
         """All order keys of a FIFO lane, for exact positions. Unused in fair lanes."""
 
 
 class Band:
-    """Base class of fair and FIFO bands: the lanes, and the numbers by which they order their users."""
+    """Base class of fair and FIFO bands: the lanes, and the users by which a fair one orders them."""
 
-    __slots__ = ("lanes", "new", "tags", "waiting")
+    __slots__ = ("lanes", "nodes", "waiting")
 
     def __init__(self) -> None:
         self.waiting = 0
-        self.tags: dict[str, int] = {}
-        self.new: dict[str, int] = {}
-        """The sort keys of newcomers, until their first grant."""
-        self.lanes: dict[str | None, Lane] = {None: self._new_lane()}
-
-    def _new_lane(self) -> Lane:
-        return Lane(self.tags, self.new)
+        self.nodes: dict[str, Node] = {}
+        self.lanes: dict[str | None, Lane] = {None: Lane()}
 
     def lane(self, region: str | None) -> Lane:
         lane = self.lanes.get(region)
         if lane is None:
-            lane = self.lanes[region] = self._new_lane()
+            lane = self.lanes[region] = Lane()
         return lane
 
     def waits(self, user_id: str) -> bool:
@@ -217,11 +151,11 @@ class Band:
         lane = self.lanes.get(region)
         return None if lane is None else lane.first(parked)
 
-    def _fell(self, user_id: str) -> None:
-        """The sort key of a user may have fallen."""
+    def unpark(self, user_id: str) -> None:
+        """Let the steps of a parked user be granted again."""
         for lane in self.lanes.values():
-            if user_id in lane.queues:
-                lane.push(user_id)
+            if (place := lane.places.get(user_id)) is not None:
+                lane.push(place.node)
 
 
 class FairBand(Band):
@@ -259,7 +193,7 @@ class FairBand(Band):
         if len(self.lanes) == 1 or not self.waits(user_id):
             self.enter(user_id)
         lane.queues[user_id] = [entry]
-        lane.push(user_id)
+        lane.push(self.nodes[user_id])
 
     def leave(self, entry: Entry, region: str | None) -> None:
         lane = self.lanes[region]
@@ -278,52 +212,69 @@ class FairBand(Band):
         return entry
 
     def _empty(self, region: str | None, user_id: str) -> None:
-        del self.lanes[region].queues[user_id]
+        lane = self.lanes[region]
+        del lane.queues[user_id]
+        lane.drop(user_id)
 
     def charge(self, user: User, cost: int) -> int:
         """Charge a grant to the user, and return the charge. `virtual_time` becomes the tag that the user had before,
         unless the user is new."""
-        user_id = user.user_id
-        tag = self.tags[user_id]
-        if self.new.pop(user_id, None) is None:
+        node = self.nodes[user.user_id]
+        tag = node.tag
+        if node.key == tag:
             self.virtual_time = tag
         charged = charge(cost, user.weight)
-        self.tags[user_id] = tag + charged
+        node.key = node.tag = tag + charged
         return charged
 
     def settle(self, user_id: str, difference: int) -> None:
         """Correct an earlier charge of the user by `difference`. This moves all waiting steps of the user. A user whose
         charge is raised is no longer new."""
         if difference > 0:
-            self.new.pop(user_id, None)
-        if difference:
-            self.tags[user_id] = self.tags.get(user_id, 0) + difference
-        if difference < 0:
-            self._fell(user_id)
+            node = self.nodes.get(user_id) or self._node(user_id)
+            node.key = node.tag = node.tag + difference
+        elif difference:
+            self._credit(user_id, difference)
+
+    def _credit(self, node_id: str, difference: int) -> None:
+        """Lower the virtual time of a node."""
+        node = self.nodes.get(node_id) or self._node(node_id)
+        if node.key == node.tag:
+            node.key += difference
+        node.tag += difference
+        for place in node.places:
+            if node.key < place.number:
+                place.ranking.push(node)
+
+    def _node(self, node_id: str) -> Node:
+        node = self.nodes[node_id] = Node(node_id)
+        return node
 
     def unpark(self, user_id: str) -> None:
         """Let the steps of a parked user be granted again. Users earn no credit while they are parked."""
         if self.waiting and self.waits(user_id):
             self.enter(user_id)
-            self._fell(user_id)
+            super().unpark(user_id)
 
     def stays_first(self, first: User, user: User) -> bool:
         """Whether the user that is next, or its group, stays next although charges of another user were settled."""
-        number_of, tags = self.new, self.tags
-        one = first.levels[-1].id if first.levels else first.user_id
-        other = user.levels[-1].id if user.levels else user.user_id
-        number = number_of[one] if one in number_of else tags[one]
-        than = number_of[other] if other in number_of else tags.get(other)
-        return than is None or number < than or (number == than and one < other)
+        nodes = self.nodes
+        one = nodes[first.levels[-1].id if first.levels else first.user_id]
+        other = nodes.get(user.levels[-1].id if user.levels else user.user_id)
+        return other is None or (one.key, one.id) < (other.key, other.id)
 
     def arrival(self, user_id: str) -> int:
         """The user's number in the order of the newcomers, or 0 if the user is not new."""
-        return self.new[user_id] - NEWCOMERS if user_id in self.new else 0
+        node = self.nodes.get(user_id)
+        return node.key - NEWCOMERS if node is not None and node.is_new else 0
+
+    def tag_of(self, user_id: str) -> int:
+        return self.nodes[user_id].tag if user_id in self.nodes else 0
 
     def has_debt(self, user_id: str) -> bool:
         """Whether a user with nothing waiting or running has a tag above the virtual time. If so, the user is added to
         `idle`, and is remembered until the virtual time reaches the tag."""
-        tag = self.tags.get(user_id, 0)
+        tag = self.tag_of(user_id)
         if tag <= self.virtual_time:
             return False
         sort_key = (tag, user_id)
@@ -333,13 +284,13 @@ class FairBand(Band):
         return True
 
     def forget(self, user_id: str) -> None:
-        self.tags.pop(user_id, None)
-        self.new.pop(user_id, None)
+        self.nodes.pop(user_id, None)
 
     def drop_newcomers(self) -> None:
         """Treat all waiting users as not new. Called after the queues were rebuilt, because all of these users were
         waiting before."""
-        self.new.clear()
+        for node in self.nodes.values():
+            node.key = node.tag
         for lane in self.lanes.values():
             lane.fill()
 
@@ -365,12 +316,16 @@ class FairBand(Band):
     def enter(self, user_id: str) -> None:
         """Set the tag of a user that begins to wait. A tag above the virtual time is kept. Otherwise the user starts at
         the virtual time, as the last of the newcomers."""
-        tag = self.tags.get(user_id)
-        self.new.pop(user_id, None)
-        if tag is None or tag <= self.virtual_time:
-            self.tags[user_id] = self.virtual_time
+        self._enter(user_id, self.virtual_time)
+
+    def _enter(self, node_id: str, time: int) -> None:
+        node = self.nodes.get(node_id)
+        if node is None or node.tag <= time:
+            node = node or self._node(node_id)
             self.arrivals += 1
-            self.new[user_id] = NEWCOMERS + self.arrivals
+            node.tag, node.key = time, NEWCOMERS + self.arrivals
+        else:
+            node.key = node.tag
 
 
 class FifoBand(Band):
@@ -379,9 +334,6 @@ class FifoBand(Band):
 
     __slots__ = ()
 
-    def _new_lane(self) -> Lane:
-        return Lane({}, self.new)  # the number of a user is that of its first step in the lane
-
     def join(self, entry: Entry, region: str | None) -> None:
         lane = self.lane(region)
         user_id = entry[USER]
@@ -389,9 +341,11 @@ class FifoBand(Band):
         lane.queues[user_id] = queue = [entry] if queue is None else inserted(queue, entry)
         lane.keys.add(entry[KEY])
         self.waiting += 1
-        if queue[0] is entry:
-            lane.tags[user_id] = entry[KEY]
-            lane.push(user_id)
+        if queue[0] is entry:  # a user has a node in each lane: the key is that of its first step there
+            place = lane.places.get(user_id)
+            node = Node(user_id) if place is None else place.node
+            node.key = entry[KEY]
+            lane.push(node)
 
     def leave(self, entry: Entry, region: str | None) -> None:
         lane = self.lanes[region]
@@ -415,9 +369,6 @@ class FifoBand(Band):
     def settle(self, user_id: str, difference: int) -> None:
         """Do nothing: FIFO bands charge nothing."""
 
-    def unpark(self, user_id: str) -> None:
-        self._fell(user_id)
-
     def has_debt(self, user_id: str) -> bool:
         return False
 
@@ -440,6 +391,7 @@ class FifoBand(Band):
         lane.keys.remove(entry[KEY])
         self.waiting -= 1
         if queue:
-            lane.tags[entry[USER]] = queue[0][KEY]
+            lane.places[entry[USER]].node.key = queue[0][KEY]
         else:
-            del lane.queues[entry[USER]], lane.tags[entry[USER]]
+            del lane.queues[entry[USER]]
+            lane.drop(entry[USER])

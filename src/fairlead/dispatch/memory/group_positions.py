@@ -42,8 +42,8 @@ def ahead_in_groups(
                 aheads = [_group_ahead(groups, band, *each, running) for each in reversed(within[mark.job_id])]
                 is_new = (
                     user.own == 0
-                    and user.user_id in band.new
-                    and all(ahead == 0 and group in band.new for group, ahead in within[mark.job_id])
+                    and _is_new(band, user.user_id)
+                    and all(ahead == 0 and _is_new(band, group) for group, ahead in within[mark.job_id])
                 )
                 yield Ahead(mark.job_id, count, work, user.own, is_new, tuple(aheads))
             return
@@ -51,7 +51,8 @@ def ahead_in_groups(
         levels.setdefault(groups.parents.get(level), []).append(members)
         for mark, count, _ in tally.totals():
             within[mark.job_id].append((level, count))
-            tag = band.new[level] if count == 0 and level in band.new else _tag(band, level) + count * members[3]
+            is_next = count == 0 and _is_new(band, level)
+            tag = band.nodes[level].key if is_next else _tag(band, level) + count * members[3]
             marked.setdefault(groups.parents.get(level), []).append(Mark(tag, level, mark.job_id, count))
 
 
@@ -65,16 +66,19 @@ def _from_the_innermost(levels: Iterable[str | None]) -> list[str]:
 def _add(tally: Tally, band: GroupedBand, waiting: Waiting) -> None:
     node, steps, estimate, step_charge = waiting
     tag = _tag(band, node)
-    if node in band.new:
-        tally.add(band.new[node], (node, 1, estimate, step_charge))
+    if _is_new(band, node):
+        tally.add(band.nodes[node].key, (node, 1, estimate, step_charge))
         tag, waiting = tag + step_charge, (node, steps - 1, estimate, step_charge)
     tally.add(tag, waiting)
 
 
 def _tag(band: GroupedBand, node: str) -> int:
     """The virtual time of a node. A group that has been parked since its first step came has none yet."""
-    tag = band.tags.get(node)
-    return band.time(band.parents.get(node)) if tag is None else tag
+    return band.nodes[node].tag if node in band.nodes else band.time(band.parents.get(node))
+
+
+def _is_new(band: GroupedBand, node: str) -> bool:
+    return node in band.nodes and band.nodes[node].is_new
 
 
 def _as_one(groups: Groups, group_id: str, members: list[Waiting]) -> Waiting:
@@ -95,7 +99,7 @@ def _running(service: Service, now: float) -> dict[str, int]:
 
 def _group_ahead(groups: Groups, band: GroupedBand, group_id: str, ahead: int, running: dict[str, int]) -> GroupAhead:
     group, limit = groups.by_id[group_id], groups.by_id[group_id].limit
-    debt = 0 if group_id in band.new else _tag(band, group_id) - band.time(groups.parents.get(group_id))
+    debt = 0 if _is_new(band, group_id) else _tag(band, group_id) - band.time(groups.parents.get(group_id))
     return GroupAhead(
         group_id.removeprefix(MARK),
         ahead,

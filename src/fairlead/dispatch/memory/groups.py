@@ -14,7 +14,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Any
 
-from fairlead.dispatch.memory.fair_queue import NEWCOMERS, USER, Entry, FairBand, Ranking, SortKey, User, inserted
+from fairlead.dispatch.memory.fair_queue import USER, Entry, FairBand, SortKey, User, inserted
+from fairlead.dispatch.memory.ranking import Ranking
 from fairlead.dispatch.memory.rates import MARK as MARK
 from fairlead.domain.fair_share import charge
 from fairlead.domain.groups import UNDECLARED_GROUP, GroupRules, parent_of
@@ -25,7 +26,8 @@ if TYPE_CHECKING:
 
 
 class Group:
-    """One group of a service. `members` counts the users and teams that the service remembers."""
+    """One group of a service. `members` counts the users and teams that the service remembers. `running` counts the
+    slots of its users, as long as a group of the service has a limit."""
 
     __slots__ = ("id", "limit", "members", "path", "rated", "running", "weight")
 
@@ -43,16 +45,6 @@ class Group:
         """The ids of the group and of those that it is in, as far as they have a rate; None: not known yet."""
 
 
-class Level(Ranking):
-    """The active nodes beside each other in a lane."""
-
-    __slots__ = ("nodes",)
-
-    def __init__(self, tags: dict[str, int], new: dict[str, int]) -> None:
-        self.nodes: set[str] = set()
-        super().__init__(self.nodes, tags, new)
-
-
 class GroupedBand(FairBand):
     """A fair band with groups. A *node* is a user or a group; the ids of groups begin with `MARK`.
 
@@ -61,16 +53,14 @@ class GroupedBand(FairBand):
     A group enters the band when it becomes active in any lane.
     """
 
-    __slots__ = ("active", "charged", "idles", "parents", "parked", "times", "weights")
+    __slots__ = ("active", "charged", "idles", "parents", "parked", "weights")
 
     def __init__(self, parents: Mapping[str, str], parked: set[str], weights: Mapping[str, Group]) -> None:
         super().__init__()
         self.parents = parents
         self.parked = parked
         self.weights = weights
-        self.active: dict[str | None, dict[str | None, Level]] = {}
-        self.times: dict[str, int] = {}
-        """The virtual times of the groups."""
+        self.active: dict[str | None, dict[str | None, Ranking]] = {}
         self.idles: dict[str | None, list[SortKey]] = {}
         """Like `idle`, by group."""
         self.charged = ""
@@ -79,9 +69,10 @@ class GroupedBand(FairBand):
     def take_over(self, band: FairBand) -> None:
         """Take the queues and virtual times of a band that had no groups so far."""
         self.waiting, self.lanes, self.virtual_time = band.waiting, band.lanes, band.virtual_time
-        self.tags, self.arrivals, self.new = band.tags, band.arrivals, band.new
+        self.nodes, self.arrivals = band.nodes, band.arrivals
         self.idles, self._queued = {None: band.idle}, band._queued
         for region, lane in self.lanes.items():
+            lane.heap, lane.places = [], {}
             for user_id in lane.queues:
                 if user_id not in self.parked:
                     self._raise(user_id, region)
@@ -110,7 +101,7 @@ class GroupedBand(FairBand):
         """The sort keys from the first node of the lane down to a user, one after the other."""
         levels = self.active.get(region)
         top = None if levels is None else levels.get(None)
-        return None if levels is None or top is None else top.first((), levels)
+        return None if top is None else top.first(())
 
     # -- active nodes --------------------------------------------------------------------------------------------
 
@@ -126,9 +117,8 @@ class GroupedBand(FairBand):
         enters = parent is not None and not self.lanes_of(parent)
         levels = self.active.setdefault(region, {})
         is_first = parent not in levels
-        level = levels.setdefault(parent, Level(self.tags, self.new)) if is_first else levels[parent]
-        level.nodes.add(node)
-        level.push(node)
+        level = levels.setdefault(parent, Ranking()) if is_first else levels[parent]
+        level.push(self.nodes[node], levels.get(node))
         if parent is not None and is_first and parent not in self.parked:
             if enters:
                 self.enter(parent)
@@ -137,8 +127,8 @@ class GroupedBand(FairBand):
     def _lower(self, node: str, region: str | None, parent: str | None) -> None:
         """Make a member of the group `parent` inactive in a lane, and the group, if it was the last."""
         level = self.active[region][parent]
-        level.nodes.discard(node)
-        if not level.nodes:
+        level.drop(node)
+        if not level.places:
             del self.active[region][parent]
             if parent is not None and parent not in self.parked:
                 self._lower(parent, region, self.parents.get(parent))
@@ -156,68 +146,55 @@ class GroupedBand(FairBand):
         for region in lanes:
             self._raise(user_id, region)
 
-    def _fell(self, user_id: str) -> None:
-        parent = self.parents.get(user_id)
-        for levels in self.active.values():
-            level = levels.get(parent)
-            if level is not None and user_id in level.nodes:
-                level.push(user_id)
-
     # -- virtual times -------------------------------------------------------------------------------------------
 
     def time(self, parent: str | None) -> int:
         """The virtual time of the members of a group, or of the band."""
-        return self.virtual_time if parent is None else self.times.get(parent, 0)
+        if parent is None:
+            return self.virtual_time
+        return self.nodes[parent].time if parent in self.nodes else 0
 
     def charge(self, user: User, cost: int) -> int:
-        """Charge a grant to the user and to every group that the user is in, and count it in the groups. Returns the
-        charge of the user."""
-        self.charged = node = user.user_id
-        tags, new, weight = self.tags, self.new, user.weight
-        charged = of_node = charge(cost, weight)
+        """Charge a grant to the user and to every group that the user is in. Returns the charge of the user."""
+        self.charged, nodes, weight = user.user_id, self.nodes, user.weight
+        node, charged = nodes[user.user_id], charge(cost, weight)
+        of_node = charged
         for group in user.levels:
-            tag, outer = tags[node], group.id
-            if not new or new.pop(node, None) is None:
-                self.times[outer] = tag
-            tags[node] = tag + of_node
+            tag, outer = node.tag, nodes[group.id]
+            if node.key == tag:
+                outer.time = tag
+            node.key = node.tag = tag + of_node
             node, of_node = outer, charged if group.weight == weight else charge(cost, group.weight)
-            group.running += 1
-        tag = tags[node]
-        if not new or new.pop(node, None) is None:
+        tag = node.tag
+        if node.key == tag:
             self.virtual_time = tag
-        tags[node] = tag + of_node
+        node.key = node.tag = tag + of_node
         return charged
 
     def settle_groups(self, levels: tuple[Group, ...], lease: Lease, estimate: int, used: int | None, own: int) -> None:
         """Correct the charges of a user's groups to the slot time that a call used; None if nothing ran. `own` is the
-        difference for the user. The caller then calls `park_or_unpark`."""
-        tags, new = self.tags, self.new
+        difference for the user."""
+        nodes = self.nodes
         for group in levels:
-            group.running -= 1
-            node, weight, difference = group.id, group.weight, own
+            weight, difference = group.weight, own
             if weight != lease.weight:
                 before = charge(estimate, weight) if lease.charged else 0  # restored, or granted in FIFO order
                 difference = (0 if used is None else charge(used, weight)) - before
-            if difference > 0 and new:
-                new.pop(node, None)
-            if difference:
-                tags[node] = tags.get(node, 0) + difference
-            if difference < 0:
-                self._fell(node)
+            if difference > 0:
+                node = nodes.get(group.id) or self._node(group.id)
+                node.key = node.tag = node.tag + difference
+            elif difference:
+                self._credit(group.id, difference)
 
     def enter(self, user_id: str) -> None:
-        tag, time = self.tags.get(user_id), self.time(self.parents.get(user_id))
-        self.new.pop(user_id, None)
-        if tag is None or tag <= time:
-            self.tags[user_id] = time
-            self.arrivals += 1
-            self.new[user_id] = NEWCOMERS + self.arrivals
+        self._enter(user_id, self.time(self.parents.get(user_id)))
 
     def move_user(self, user_id: str, old: str | None, new: str | None) -> None:
         """Move a user between groups. The user's debt is kept."""
-        tag = self.tags.get(user_id)
-        if tag is not None:
-            self.tags[user_id] = self.time(new) + max(0, tag - self.time(old))
+        node = self.nodes.get(user_id)
+        if node is not None:
+            is_new, node.tag = node.is_new, self.time(new) + max(0, node.tag - self.time(old))
+            node.key = node.key if is_new else node.tag
         lanes = [] if user_id in self.parked else self.lanes_of(user_id)
         for region in lanes:
             self._raise(user_id, region)
@@ -225,7 +202,7 @@ class GroupedBand(FairBand):
             self._lower(user_id, region, old)
 
     def drop_newcomers(self) -> None:
-        self.new.clear()
+        super().drop_newcomers()
         for levels in self.active.values():
             for level in levels.values():
                 level.fill()
@@ -233,7 +210,7 @@ class GroupedBand(FairBand):
     # -- idle nodes ----------------------------------------------------------------------------------------------
 
     def has_debt(self, user_id: str) -> bool:
-        tag, parent = self.tags.get(user_id, 0), self.parents.get(user_id)
+        tag, parent = self.tag_of(user_id), self.parents.get(user_id)
         if tag <= self.time(parent):
             return False
         if (tag, user_id) not in self._queued:
@@ -265,7 +242,6 @@ class GroupedBand(FairBand):
 
     def forget(self, user_id: str) -> None:
         super().forget(user_id)
-        self.times.pop(user_id, None)
         for sort_key in self.idles.pop(user_id, ()):
             self._queued.discard(sort_key)
 
@@ -277,7 +253,7 @@ class Groups:
         self.service = service
         self.by_id: dict[str, Group] = {}
         self.limited = False
-        """Whether a group has a limit, or had one."""
+        """Whether a group has a limit, or had one. If so, the groups count their slots."""
         self.parents: dict[str, str] = {}
         """The group of every user and team that is in one."""
         self.bands = [GroupedBand(self.parents, service.parked, self.by_id) for _ in service.bands]
@@ -327,7 +303,7 @@ class Groups:
             return
         path = group_id.removeprefix(MARK)
         group = self.by_id[group_id] = Group(path, self.service.group_rules.get(path, UNDECLARED_GROUP))
-        self.limited = self.limited or group.limit is not None
+        self._may_be_limited(group)
         outer = parent_of(path)
         if outer is not None:
             self._create(MARK + outer)
@@ -336,16 +312,30 @@ class Groups:
 
     # -- limits --------------------------------------------------------------------------------------------------
 
-    def resumed(self, user: User) -> None:
-        for group in user.levels:
-            group.running += 1
-        self.granted(user)
+    def _may_be_limited(self, group: Group) -> None:
+        if group.limit is not None and not self.limited:
+            self.limited = True
+            self.count_running()
+
+    def count_running(self) -> None:
+        """Count the slots of all groups."""
+        for group in self.by_id.values():
+            group.running = 0
+        for user in self.service.users.values():
+            for group in user.levels:
+                group.running += user.running
 
     def granted(self, user: User) -> None:
-        """Park the groups of a user that a grant has brought to their limit."""
+        """Count a grant to a user, and park the groups that it has brought to their limit."""
         for group in user.levels:
+            group.running += 1
             if group.limit is not None:
                 self._park_or_unpark(group)
+
+    def ended(self, user: User) -> None:
+        """Count the end of a call of a user. The caller then calls `park_or_unpark`."""
+        for group in user.levels:
+            group.running -= 1
 
     def park_or_unpark(self, user: User) -> None:
         """Park the groups of a user that are at their limit, and unpark those that are below."""
@@ -378,7 +368,7 @@ class Groups:
     def take_rules(self, rules: Mapping[str, GroupRules]) -> None:
         for _, group in sorted(self.by_id.items()):  # sorted: the order in which groups enter a band matters
             group.take_rules(rules.get(group.path, UNDECLARED_GROUP))
-            self.limited = self.limited or group.limit is not None
+            self._may_be_limited(group)
             self._park_or_unpark(group)
 
     # -- idle groups ---------------------------------------------------------------------------------------------

@@ -251,13 +251,14 @@ def _fair_ahead(
     tally = Tally(_mark(service, fair, lanes, entry) for entry in entries)
     for waiting in _waiting(service, lanes):
         user_id, steps, estimate, step_charge = waiting
-        tag = fair.tags[user_id]
-        if user_id in fair.new:
-            tally.add(fair.new[user_id], (user_id, 1, estimate, step_charge))
+        node = fair.nodes[user_id]
+        tag = node.tag
+        if node.key != tag:
+            tally.add(node.key, (user_id, 1, estimate, step_charge))
             tag, waiting = tag + step_charge, (user_id, steps - 1, estimate, step_charge)
         tally.add(tag, waiting)
     for mark, count, work in tally.totals():
-        yield Ahead(mark.job_id, count, work, mark.own, mark.own == 0 and mark.user_id in fair.new)
+        yield Ahead(mark.job_id, count, work, mark.own, mark.own == 0 and fair.nodes[mark.user_id].is_new)
 
 
 def _retries_ahead(service: Service, band: int, region: str | None, unserved: Unserved) -> tuple[int, int]:
@@ -290,10 +291,11 @@ def _mark(service: Service, band: FairBand, lanes: list[Lane], entry: Entry) -> 
     user_id = entry[USER]
     queues = [lane.queues[user_id] for lane in lanes if user_id in lane.queues]
     index = sum(_count_before(queue, entry) for queue in queues)
-    if index == 0 and user_id in band.new:
-        return Mark(band.new[user_id], user_id, entry[JOB], 0)
+    node = band.nodes[user_id]
+    if index == 0 and node.is_new:
+        return Mark(node.key, user_id, entry[JOB], 0)
     _, _, _, step_charge = _of_user(service, user_id, lanes)
-    return Mark(band.tags[user_id] + index * step_charge, user_id, entry[JOB], index)
+    return Mark(node.tag + index * step_charge, user_id, entry[JOB], index)
 
 
 def _waiting(service: Service, lanes: list[Lane]) -> Iterator[Waiting]:

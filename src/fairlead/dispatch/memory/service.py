@@ -23,11 +23,10 @@ from fairlead.dispatch.memory.fair_queue import (
 from fairlead.dispatch.memory.groups import Groups
 from fairlead.dispatch.memory.rated_service import rated_pick
 from fairlead.dispatch.memory.rates import NO_MEMBER_RATES, Reservation, ServiceRates
-from fairlead.dispatch.memory.region_breaker import RegionBreaker
-from fairlead.dispatch.memory.region_pick import ALL_BANDS as ALL_BANDS
-from fairlead.dispatch.memory.region_pick import RETRIES as RETRIES
-from fairlead.dispatch.memory.region_pick import Pick as Pick
-from fairlead.dispatch.memory.region_pick import pick_of_regions
+from fairlead.dispatch.memory.regions import ALL_BANDS as ALL_BANDS
+from fairlead.dispatch.memory.regions import RETRIES as RETRIES
+from fairlead.dispatch.memory.regions import Pick as Pick
+from fairlead.dispatch.memory.regions import RegionBreaker, pick_of_regions
 from fairlead.dispatch.port import Lease, Release, Unserved
 from fairlead.domain.fair_share import charge, micros
 from fairlead.domain.groups import GroupRules
@@ -363,6 +362,8 @@ class Service:
         self.bands[lease.band].settle(lease.user_id, charged - lease.charged)
         if user.levels and self.groups is not None:
             self.groups.bands[lease.band].settle_groups(user.levels, lease, estimate, used, charged - lease.charged)
+            if self.groups.limited:
+                self.groups.ended(user)
         if self.pool is not None and self.rules.in_pool(lease.region):
             self.pool.settle(lease.band, self.name, estimate, real)
         first, band = self.next, self.bands[lease.band]
@@ -402,8 +403,8 @@ class Service:
         self.place(user, group)
         user.running += 1
         self.park_or_unpark(user)
-        if self.groups is not None:
-            self.groups.resumed(user)
+        if self.groups is not None and self.groups.limited:
+            self.groups.granted(user)
         cost = None if lease.cost is None else micros(lease.cost)
         held = None if self.rates is None else self.rates.granted(user, lease.region, cost, plan)
         self.keep(lease, 0, None, held)
@@ -416,7 +417,7 @@ class Service:
         if user is None or user.waiting or user.running:
             return
         for band in self.bands:
-            if user_id in band.tags and band.has_debt(user_id):
+            if user_id in band.nodes and band.has_debt(user_id):
                 self._forget_beyond(band, user_id)
                 return
         self._forget(user_id)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 from fairlead.dispatch.memory.fair_queue import FairBand, User
 from fairlead.dispatch.memory.rates import MARK, ServiceRates
-from fairlead.dispatch.memory.region_breaker import RegionBreaker
+from fairlead.dispatch.memory.regions import RegionBreaker
 from fairlead.dispatch.memory.service import FIFO_BAND, RETRIES, Service
 from fairlead.dispatch.port import RegionSnapshot, ServiceSnapshot, UserQueue
 from fairlead.dispatch.rates import RateUse
@@ -86,12 +86,12 @@ def _user_queues(service: Service) -> Iterator[UserQueue]:
     for user in service.users.values():
         shown = False
         for number, band in enumerate(service.bands):
-            tag = band.tags.get(user.user_id) if isinstance(band, FairBand) else None
+            node = band.nodes.get(user.user_id)
             waiting = sum(len(lane.queues.get(user.user_id, ())) for lane in band.lanes.values())
-            if waiting or tag is not None:
+            if waiting or node is not None:
                 shown = True
                 arrival = band.arrival(user.user_id) if isinstance(band, FairBand) else 0
-                yield _user_queue(service, user, number, waiting, tag or 0, arrival)
+                yield _user_queue(service, user, number, waiting, 0 if node is None else node.tag, arrival)
         if not shown:
             yield _user_queue(service, user, FIFO_BAND, 0, 0)
 
@@ -105,13 +105,15 @@ def _group_queues(service: Service, *, undeclared: bool) -> Iterator[GroupQueue]
     """One row per group and band in which the group has a virtual time."""
     if service.groups is None:
         return
+    if not service.groups.limited:
+        service.groups.count_running()
     for group in service.groups.by_id.values():
         if not undeclared and group.path not in service.group_rules:
             continue
         for number, band in enumerate(service.groups.bands):
-            if group.id in band.tags:
+            if group.id in band.nodes:
                 yield GroupQueue(
-                    group.path, number, group.members, group.running, band.tags[group.id],
+                    group.path, number, group.members, group.running, band.tag_of(group.id),
                     band.time(group.id), group.weight, group.limit, group.id in service.parked, band.arrival(group.id),
                 )  # fmt: skip
 

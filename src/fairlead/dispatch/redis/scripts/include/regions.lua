@@ -1,5 +1,5 @@
 -- Which regions a lane may use, and the circuit breakers of the regions. Same behaviour as
--- dispatch/memory/region_breaker.py.
+-- dispatch/memory/regions.py.
 --
 -- The health of a region is a list: the number of consecutive failures; the length of its rest (for a working region:
 -- the time until which others are preferred, after a failure); the end of its rest (0: it works); the lease of the

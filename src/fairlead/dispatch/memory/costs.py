@@ -6,7 +6,7 @@ cost None. Same behaviour as scripts/include/costs.lua.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from fairlead.domain.costs import ENOUGH, Ratio
 from fairlead.domain.fair_share import DEFAULT_COST, averaged, micros, smoothed
@@ -16,42 +16,29 @@ if TYPE_CHECKING:
     from fairlead.dispatch.memory.fair_queue import User
 
 
-class StatedCosts:
-    """How many waiting steps state a cost, and the sum of these costs."""
-
-    __slots__ = ("steps", "total")
-
-    def __init__(self) -> None:
-        self.steps = 0
-        self.total = 0
-
-
-NOTHING = StatedCosts()
-"""Never modified."""
+STEP: Final = 1 << 80
+"""Added for each step to a sum of stated costs, so that one number has both. No sum of costs is as large."""
 
 
 class LaneCosts:
-    """The stated costs of the steps that wait in a lane: in total, and by user."""
+    """The stated costs of the steps that wait in a lane, in total and by user: the sum of the costs, plus `STEP` for
+    each step."""
 
     __slots__ = ("all", "users")
 
     def __init__(self) -> None:
-        self.all = StatedCosts()
-        self.users: dict[str, StatedCosts] = {}
+        self.all = 0
+        self.users: dict[str, int] = {}
 
-    def of(self, user_id: str) -> StatedCosts:
-        return self.users.get(user_id, NOTHING)
-
-    def add(self, user_id: str, steps: int, cost: int) -> None:
-        own, total = self.users.get(user_id), self.all
-        if own is None:
-            own = self.users[user_id] = StatedCosts()
-        own.steps += steps
-        own.total += cost
-        total.steps += steps
-        total.total += cost
-        if not own.steps:
-            del self.users[user_id]
+    def add(self, user_id: str, stated: int) -> None:
+        """Steps of a user join (or leave, if the number is negative)."""
+        users = self.users
+        self.all += stated
+        stated += users.get(user_id, 0)
+        if stated:
+            users[user_id] = stated
+        else:
+            del users[user_id]
 
 
 class ServiceCosts:
@@ -107,9 +94,10 @@ class ServiceCosts:
             return 0
         return 1 if user.mean is not None else 3 if self.mean is None else 2
 
-    def mean_estimate(self, plain: int, steps: int, stated: int, cost: int) -> int:
-        """The mean estimate of `steps` waiting steps, of which `stated` state a cost, in total `cost`. `plain` is the
-        estimate of those that state none."""
+    def mean_estimate(self, plain: int, steps: int, all_stated: int) -> int:
+        """The mean estimate of `steps` waiting steps, whose stated costs are as in `LaneCosts`. `plain` is the estimate
+        of those that state none."""
+        stated, cost = divmod(all_stated, STEP)
         if stated <= 0 or not (self.per_cost.count or self.in_seconds):
             return plain
         steps = max(steps, stated)

@@ -11,6 +11,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 
+from fairlead.dispatch.memory.costs import STEP
 from fairlead.dispatch.memory.fair_queue import COST, JOB, KEY, USER, Entry, FairBand, Lane, Queue
 from fairlead.dispatch.memory.group_positions import ahead_in_groups
 from fairlead.dispatch.memory.groups import GroupedBand
@@ -233,9 +234,9 @@ def _fifo_mean(service: Service, lane: Lane, without: Entry | None = None) -> in
     """The mean estimate of the steps of a FIFO lane. The step `without` is left out, so that the work ahead of the last
     step of a lane is the sum of all others."""
     costs, steps, stated = service.costs, len(lane.keys), lane.costs.all
-    if without is None or without[COST] is None:
-        return costs.mean_estimate(costs.expected, steps - (without is not None), stated.steps, stated.total)
-    return costs.mean_estimate(costs.expected, steps - 1, stated.steps - 1, stated.total - without[COST])
+    if without is not None:
+        steps, stated = steps - 1, stated - (0 if without[COST] is None else STEP + without[COST])
+    return costs.mean_estimate(costs.expected, steps, stated)
 
 
 def _fair_ahead(
@@ -299,7 +300,7 @@ def _mark(service: Service, band: FairBand, lanes: list[Lane], entry: Entry) -> 
 
 
 def _waiting(service: Service, lanes: list[Lane]) -> Iterator[Waiting]:
-    if len(lanes) > 1 or lanes[0].costs.all.steps:
+    if len(lanes) > 1 or lanes[0].costs.all:
         for user_id in {user_id for lane in lanes for user_id in lane.queues}:
             yield _of_user(service, user_id, lanes)
         return
@@ -313,13 +314,12 @@ def _waiting(service: Service, lanes: list[Lane]) -> Iterator[Waiting]:
 
 def _of_user(service: Service, user_id: str, lanes: list[Lane]) -> Waiting:
     """Sum up the waiting steps of one user in these lanes, with the mean estimate and charge of a single step."""
-    user, steps, stated, cost = service.users[user_id], 0, 0, 0
+    user, steps, stated = service.users[user_id], 0, 0
     for lane in lanes:
         if user_id in lane.queues:
-            own = lane.costs.of(user_id)
-            steps, stated, cost = steps + len(lane.queues[user_id]), stated + own.steps, cost + own.total
+            steps, stated = steps + len(lane.queues[user_id]), stated + lane.costs.users.get(user_id, 0)
     plain = service.costs.expected if user.mean is None else user.mean
-    estimate = service.costs.mean_estimate(plain, steps, stated, cost)
+    estimate = service.costs.mean_estimate(plain, steps, stated)
     return user_id, steps, estimate, charge(estimate, user.weight)
 
 

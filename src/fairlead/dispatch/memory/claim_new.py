@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from fairlead.dispatch.memory.costs import stated_cost
 from fairlead.dispatch.memory.dispatcher import MemoryDispatcher
 from fairlead.dispatch.memory.fair_queue import FairBand
 from fairlead.dispatch.memory.service import RETRIES, Service
 from fairlead.dispatch.port import Granted, Lease, Offer
-from fairlead.domain.fair_share import micros
 from fairlead.domain.job import RANK_RETRY
 
 
@@ -61,7 +61,7 @@ def _grant_alone(dispatcher: MemoryDispatcher, service: Service, offer: Offer, w
     number = RETRIES if rules.retries_first and offer.rank == RANK_RETRY else offer.band
     band, user = service.bands[number], service.user(offer.user_id, offer.weight)
     assert isinstance(band, FairBand)  # steps of FIFO services are left to claims
-    cost = None if offer.cost is None else micros(offer.cost)
+    cost = stated_cost(offer.cost)
     estimate = service.costs.estimate(user, cost)
     band.enter(user.user_id)
     charged = band.charge(user, estimate)

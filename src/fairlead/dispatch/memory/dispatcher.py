@@ -14,6 +14,7 @@ from dataclasses import replace
 
 from fairlead.dispatch.database_clock import by_database
 from fairlead.dispatch.memory.claim_sources import PoolSource, ServiceSource, WaitingWorkers
+from fairlead.dispatch.memory.costs import stated_cost
 from fairlead.dispatch.memory.fair_queue import BAND, COST, JOB, PLAN, RUN, SERVICE, STEP, USER, Entry, order_key
 from fairlead.dispatch.memory.leases import Leases
 from fairlead.dispatch.memory.positions import positions
@@ -106,7 +107,7 @@ class MemoryDispatcher(RateOperations):
             offer.rank,
             offer.step,
             run,
-            None if offer.cost is None else micros(offer.cost),
+            stated_cost(offer.cost),
             offer.region,
             offer.plan,
         )
@@ -409,9 +410,8 @@ class MemoryDispatcher(RateOperations):
         service = self._topology.service(lease.service)
         if lease.name in service.leases:
             return
-        granted = min(now, lease.granted_at + ahead) if lease.granted_at > 0 else now
-        expires = now + service.rules.lease_ttl
-        kept = replace(lease, granted_at=granted, expires_at=expires, charged=0, scope=scope, group=None, plan=None)
+        kept = replace(lease, charged=0, scope=scope, group=None, plan=None, expires_at=now + service.rules.lease_ttl)
+        kept.granted_at = min(now, lease.granted_at + ahead) if lease.granted_at > 0 else now
         service.resume(kept, lease.group, lease.plan)
         self._leases.keep_restored(kept)
         self._wakeups.touch(service)

@@ -11,7 +11,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 
-from fairlead.dispatch.memory.costs import STEP
+from fairlead.dispatch.memory.costs import ONE_STEP
 from fairlead.dispatch.memory.fair_queue import COST, JOB, KEY, USER, Entry, FairBand, Lane, Queue
 from fairlead.dispatch.memory.group_positions import ahead_in_groups
 from fairlead.dispatch.memory.groups import GroupedBand
@@ -235,7 +235,7 @@ def _fifo_mean(service: Service, lane: Lane, without: Entry | None = None) -> in
     step of a lane is the sum of all others."""
     costs, steps, stated = service.costs, len(lane.keys), lane.costs.all
     if without is not None:
-        steps, stated = steps - 1, stated - (0 if without[COST] is None else STEP + without[COST])
+        steps, stated = steps - 1, stated - (0 if without[COST] is None else ONE_STEP + without[COST])
     return costs.mean_estimate(costs.expected, steps, stated)
 
 

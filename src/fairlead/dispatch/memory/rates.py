@@ -44,7 +44,7 @@ class ServiceRates:
 
     __slots__ = (
         "by_user", "counting", "group_rates", "heap", "is_plain", "largest", "mean_units", "members", "own", "parked",
-        "pool", "pool_rate", "regions", "rules", "shared", "tight", "timer", "users", "windows",
+        "pool", "pool_rate", "regions", "rules", "shared", "tight", "timer", "together", "users", "windows",
     )  # fmt: skip
 
     def __init__(self, rules: ServiceRules, members: MemberRates, users: Mapping[str, User], timer: RateTimer) -> None:
@@ -82,6 +82,8 @@ class ServiceRates:
         self.pool, self.pool_rate = window, rate
         self.counting: dict[str | None, tuple[Window, ...]] = {}
         """By region, those windows of the service, the region and the pool that count a call there."""
+        self.together: dict[tuple[Window, ...], tuple[Window, ...]] = {}
+        """The windows that count the calls of a group: one tuple for all its users."""
         self.is_plain = window is None and self.own.most_units == UNLIMITED
         """Whether every step fits as long as the service's own window has room."""
         self.timer.changed = True
@@ -179,6 +181,8 @@ class ServiceRates:
         if windows is None or region is not None or plan != user.plan:
             user.window, windows = self._windows(region, user.user_id, user.window, plan)
             windows += self._of_groups(self.rated_groups(user))
+            if not self.by_user:
+                windows = self.together.setdefault(windows, windows)
             user.windows, user.plan = None if region is not None else windows, plan
         if not windows:
             return None

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, TypeAlias
 
-from fairlead.dispatch.memory.costs import STEP, ServiceCosts
+from fairlead.dispatch.memory.costs import ONE_STEP, ServiceCosts
 from fairlead.dispatch.memory.fair_queue import (
     BAND,
     COST,
@@ -251,7 +251,7 @@ class Service:
         band, lane = self.band_and_lane(entry)
         self.bands[band].join(entry, lane)
         if (cost := entry[COST]) is not None:
-            self.bands[band].lanes[lane].costs.add(entry[USER], STEP + cost)
+            self.bands[band].lanes[lane].costs.add(entry[USER], ONE_STEP + cost)
             if self.rates is not None and cost > self.rates.largest:
                 self.rates.expect(cost)
 
@@ -267,7 +267,7 @@ class Service:
         self.next = None
         self.bands[band].leave(entry, lane)
         if (cost := entry[COST]) is not None:
-            self.bands[band].lanes[lane].costs.add(entry[USER], -STEP - cost)
+            self.bands[band].lanes[lane].costs.add(entry[USER], -ONE_STEP - cost)
         self.waiting[entry[BAND]] -= 1
         self.users[entry[USER]].waiting -= 1
 
@@ -314,7 +314,7 @@ class Service:
         band = self.bands[number]
         entry = band.take(lane, user_id)
         if (cost := entry[COST]) is not None:
-            band.lanes[lane].costs.add(user_id, -STEP - cost)
+            band.lanes[lane].costs.add(user_id, -ONE_STEP - cost)
         estimate = self.costs.estimate(user, cost, region)
         charged = band.charge(user, estimate)
         self.waiting[entry[BAND]] -= 1

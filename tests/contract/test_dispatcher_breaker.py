@@ -303,3 +303,12 @@ async def test_a_worker_of_another_region_takes_steps_that_prefer_a_region_witho
     assert await queue.claim(9, **bound, unserved=frozenset({("other", "us"), ("s", "eu")})) == []
     leases = await queue.claim(9, **bound, unserved=frozenset({("s", "us"), ("other", "us")}))
     assert [(lease.job_id, lease.region) for lease in leases] == [("a", "eu"), ("b", "eu")]
+
+
+async def test_steps_that_prefer_a_full_region_without_workers_go_to_another_one(queue: QueueHarness) -> None:
+    await opened(queue)
+    await queue.change("s", regions={"us": 1, "eu": 2})
+    await queue.offer_all("ab", region=PREFERS_US)
+    assert [lease.region for lease in await queue.claim(9, worker="lost")] == ["us"]
+    leases = await queue.claim(9, regions=frozenset({"eu"}), unserved=frozenset({("s", "us")}))
+    assert [(lease.job_id, lease.region) for lease in leases] == [("b", "eu")]

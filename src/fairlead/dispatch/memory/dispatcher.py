@@ -221,7 +221,7 @@ class MemoryDispatcher(RateOperations):
         the step; and all of `claim.services`, if steps were granted and this worker will not wait for more.
         """
         worker = self._workers.seen(claim, now)
-        names = self._wakeups.may_grant(claim.services)
+        names = self._wakeups.may_grant(claim)
         sources = self._workers.sources(worker, self._services, names, now)
         remaining = deque(sources)
         filtered = claim.turns or claim.only is not None

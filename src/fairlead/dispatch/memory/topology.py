@@ -15,6 +15,7 @@ from fairlead.dispatch.memory.fair_queue import Entry
 from fairlead.dispatch.memory.rated_service import start_rates
 from fairlead.dispatch.memory.rates import NO_MEMBER_RATES, needs_rates, pool_windows
 from fairlead.dispatch.memory.service import Service
+from fairlead.dispatch.port import Claim
 from fairlead.domain.groups import GroupRules
 from fairlead.domain.rates import UNLIMITED
 from fairlead.domain.rules import Rules, ServiceRules
@@ -150,10 +151,14 @@ class Wakeups:
         a step to grant."""
         self._passed_over[pool] = services
 
-    def may_grant(self, services: frozenset[str]) -> set[str]:
-        """The services that a claim has to examine: those known to be ready, and those that the current operation
-        changed. Not all of them can grant a step."""
+    def may_grant(self, claim: Claim) -> set[str]:
+        """The services that a claim has to examine: those known to be ready, those that the current operation changed,
+        and those with a region that no worker serves, because this claim may take steps that prefer the region. Not
+        all of them can grant a step."""
+        services = claim.services
         names = self._ready & services
+        if claim.unserved:
+            names.update([name for name, _ in claim.unserved if name in services and name in self._services])
         for service in self._touched:
             if service.name in services:
                 names.add(service.name)

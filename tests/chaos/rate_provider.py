@@ -13,16 +13,22 @@ from aiohttp import web
 
 
 class Provider:
-    """`arrivals` are the times of all calls, by the monotonic clock, in order."""
+    """`arrivals` are the times of all calls, by the monotonic clock, in order. `latest` has the times by which calls
+    must have arrived, by idempotency key: a provider in the process of its caller, which notes them, counts a call then
+    even if the process gets to it later."""
 
     def __init__(self, requests: int, per: float, seconds: float = 0.0) -> None:
         self.requests, self.per, self.seconds = requests, per, seconds
         self.arrivals: list[float] = []
+        self.latest: dict[str, float] = {}
         self.refused = 0
         self._window: deque[float] = deque()
 
     async def handle(self, request: web.Request) -> web.Response:
         now = time.monotonic()
+        now = min(now, self.latest.get(request.headers.get("Idempotency-Key", ""), now))
+        if self.arrivals:
+            now = max(now, self.arrivals[-1])
         window = self._window
         while window and window[0] <= now - self.per:
             window.popleft()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fairlead.domain.fair_share import SECOND
+from fairlead.domain.rates import Rate
 from fairlead.domain.rules import Order, ServiceRules
 from tests.contract.dispatchers import QueueHarness
 
@@ -143,3 +144,46 @@ async def test_the_costs_that_wait_stay_right_when_the_order_changes(queue: Queu
         assert await waits(queue, "c") == [7.0]
     await queue.offer("a", "a", cost=3.0, run=2, seq=2)
     assert await waits(queue, "c") == [8.0], "the newer run of the same step"
+
+
+AHEAD = {
+    "one larger than the window": [300.0, 300.0, 300.0, 5000.0, 100.0],
+    "large ones ahead of a small one": [*[500.0] * 8, 100.0],
+    "all sizes": [50.0, 400.0, 900.0, 120.0, 300.0, 700.0, 30.0, 210.0, 500.0, 600.0],
+}
+
+
+@pytest.mark.parametrize("of_one_user", [True, False], ids=["of one user", "of many users"])
+@pytest.mark.parametrize("learned", [True, False], ids=["learned", "unknown"])
+@pytest.mark.parametrize("order", Order)
+@pytest.mark.parametrize("ahead", AHEAD)
+async def test_the_wait_for_a_token_rate_counts_the_costs_of_those_ahead(
+    queue: QueueHarness, ahead: str, order: Order, learned: bool, of_one_user: bool
+) -> None:
+    """Calls use what they state: 1,000 tokens in 10 s. Those before took 100."""
+    rate = Rate(None, 1000.0, 10.0)
+    await queue.open(ServiceRules("s", limit=50, order=order, rate=rate, cost_unit="tokens"))
+    started: dict[str, float] = {}
+
+    async def go_on() -> None:
+        """Calls end at once, so that only the rate makes steps wait."""
+        for lease in await queue.claim(50):
+            started[lease.job_id] = queue.clock.now
+            await queue.end(lease, used=lease.cost, sent=0.0)
+        queue.clock.advance(0.1)
+
+    for number in range(3 if learned else 0):
+        await queue.offer(f"before {number}", "first", cost=100.0)
+        await queue.end(await queue.take(), after=1.0, used=100.0, sent=0.0)
+    queue.clock.advance(30.0)
+    jobs = [f"job {number}" for number in range(len(AHEAD[ahead]))]
+    for number, cost in enumerate(AHEAD[ahead]):
+        await queue.offer(jobs[number], "ann" if of_one_user else f"user {number}", cost=cost)
+    await go_on()
+    asked_at, places = queue.clock.now, await queue.dispatcher.positions(jobs)
+    assert places
+    while len(started) < len(jobs):
+        await go_on()
+    ratios = [(place.rate_wait + 5.0) / (started[job] - asked_at + 5.0) for job, place in places.items()]
+    near = [ratio for ratio in ratios if 0.5 <= ratio <= 2.0]
+    assert len(near) >= 0.8 * len(ratios), ratios

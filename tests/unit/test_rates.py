@@ -12,7 +12,7 @@ from fairlead.config import load
 from fairlead.dispatch.memory import MemoryDispatcher
 from fairlead.dispatch.port import Claim, Offer, Release
 from fairlead.domain.fair_share import SECOND
-from fairlead.domain.rates import Rate, Window
+from fairlead.domain.rates import Demand, Rate, Window
 from fairlead.domain.rules import Rules, ServiceRules
 from fairlead.errors import ConfigError
 
@@ -62,7 +62,6 @@ def _happens(window: Window, at: int, _: int, says: str, units: int, sent_at: in
         window.ended(units, None, sent, at, reported=says == "report")
 
 
-@settings(max_examples=150, deadline=None)
 @given(
     events=st.lists(
         st.tuples(
@@ -119,14 +118,16 @@ def test_the_wait_for_a_rate_counts_those_ahead() -> None:
     window = Window(Rate(2, None, 10.0))
     for at in (100, 103):
         window.add(at * SECOND, 1, 0)
-    waits = [window.wait(count, 0, None, SECOND, 104 * SECOND) / SECOND for count in range(1, 6)]
+    waits = [window.wait(Demand(count, 1, 1, 0, 0), SECOND, 104 * SECOND) / SECOND for count in range(1, 6)]
     assert waits == [6.0, 9.0, 16.0, 19.0, 26.0]
 
 
 def test_the_wait_for_units_counts_the_mean_for_those_ahead() -> None:
     window = Window(Rate(None, 100.0, 10.0))
     window.add(100 * SECOND, 1, 60 * SECOND)
-    waits = [window.wait(count, 1 * SECOND, 60 * SECOND, SECOND, 104 * SECOND) / SECOND for count in (1, 2, 3)]
+    each = 60 * SECOND
+    demands = [Demand(n + 1, SECOND, each, n * SECOND, n * each, each) for n in range(3)]
+    waits = [window.wait(demand, SECOND, 104 * SECOND) / SECOND for demand in demands]
     assert waits == [0.0, 6.0, 10.0], "a small step does not go before large ones"
 
 

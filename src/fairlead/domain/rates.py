@@ -69,6 +69,37 @@ class MemberRates(NamedTuple):
     groups: Mapping[str, Rate] = {}
 
 
+class Demand(NamedTuple):
+    """What a waiting step, and the steps ahead of it, take from a window. `steps` counts all of them. The step reserves
+    `own` units and is expected to use `own_use`; those ahead reserve `reserved` and use `use`. `mean` is what a call
+    uses on average; None means that no call has reported it. `scale` is what calls use of a unit that they reserve;
+    None if that is not known."""
+
+    steps: int
+    own: int
+    own_use: int
+    reserved: int
+    use: int
+    mean: int | None = None
+    scale: float | None = None
+
+    def use_of(self, held: int, calls: int, most: int) -> int:
+        """What running calls use that have reserved `held` units, of the `most` units of a window."""
+        if self.mean is None:
+            return held
+        return min(held, int(held * self.scale) if self.scale is not None else calls * max(1, min(self.mean, most)))
+
+    def of_some(self, steps: int, *, alike: bool = False) -> Demand:
+        """The demand if only this many steps count, the step itself among them. `alike`: those ahead are like it, as
+        the steps of one user are; otherwise they are like the others ahead."""
+        ahead = steps - 1
+        if alike:
+            return self._replace(steps=steps, reserved=ahead * self.own, use=ahead * self.own_use)
+        each = max(1, self.steps - 1)
+        reserved, use = (int(float(ahead) * units / each) for units in (self.reserved, self.use))
+        return self._replace(steps=steps, reserved=reserved, use=use)
+
+
 class _Numbers:
     """A rate in the numbers of windows: `per`, the width of an entry, the margin, and the most requests and units.
 
@@ -205,36 +236,40 @@ class Window:
             requests, over = requests - freed_requests, over - freed_units
         return due if requests <= 0 and over <= 0 else None
 
-    def wait(self, count: int, units: int, mean: int | None, call: int, now: int) -> int:
-        """Microseconds until the `count`-th request from now fits, if it reserves this many units. Calls that have not
-        been sent count as sent now, and calls take `call` microseconds. `mean` is what they really use on average; None
-        means that they use what they reserve."""
+    def wait(self, demand: Demand, call: int, now: int) -> int:
+        """Microseconds until the step of this demand fits. Calls that have not been sent count as sent now, and calls
+        take `call` microseconds."""
         waits = self.rest - now if self.rest else 0
-        missing = self.requests + count - self.most_requests
+        missing = self.requests + demand.steps - self.most_requests
         if missing > 0:
             waits = max(waits, self._freed(missing, self.requests, self.most_requests, 1, now))
         if self.most_units < UNLIMITED:
-            waits = max(waits, self._wait_for_units(count, units, mean, call, now))
+            waits = max(waits, self._wait_for_units(demand, call, now))
         return max(0, waits)
 
-    def _wait_for_units(self, count: int, units: int, mean: int | None, call: int, now: int) -> int:
-        """The later of two times. One is when the window has the units, if each call before uses the mean. The other is
-        when enough calls have ended: until then, each keeps all that it has reserved."""
-        most, reserved = self.most_units, self.units - self.counted_units
-        own = max(1, min(units, most))
-        each = own if mean is None else max(1, min(mean, most))
-        counted = self.units - reserved
-        taken = counted + (reserved if mean is None else min(reserved, (self.requests - self.counted) * each))
-        missing = taken + (count - 1) * each + own - most
-        waits = self._freed(missing, taken, max(1, min(most, most - own + each)), 2, now) if missing > 0 else 0
+    def _wait_for_units(self, demand: Demand, call: int, now: int) -> int:
+        """The later of two times. One is when the window has the units, if each call before uses what is expected. The
+        other is when enough calls have ended: until then, each keeps all that it has reserved."""
+        most, held, ahead = self.most_units, self.units - self.counted_units, demand.steps - 1
+        own, own_use = (max(1, min(units, most)) for units in (demand.own, demand.own_use))
+        reserved, use = (min(units, ahead * most) for units in (demand.reserved, demand.use))
+        counted = self.units - held
+        taken = counted + demand.use_of(held, self.requests - self.counted, most)
+        missing = taken + use + own - most
+        each, each_use = (max(1, units // demand.steps) for units in (reserved + own, use + own_use))
+        # A step that does not fit keeps all others waiting, so the window is full with a whole number of them. One that
+        # is due to fit exactly, but for a rounded mean, counts.
+        full = min(most, max(1, (most + most // 100) // each) * each)
+        waits = self._freed(missing, taken, max(1, min(most, full - each + each_use)), 2, now) if missing > 0 else 0
         left = max(0, most - counted)
-        over = reserved + count * own - left
-        if mean is None or over <= 0 or call <= 0:
+        over = held + reserved + own - left
+        if demand.mean is None or over <= 0 or call <= 0:
             return waits
         # What can be reserved at once. What ended calls used takes some of it: on average half of all that is used
         # while this one waits, but no more than calls use at this pace in the part of `per` after their end.
-        steady = int(most * (own / (own + each * (max(0, self.numbers.per - call) / call))))
-        room = max(own, steady, left - int(over * (each / own) / 2))
+        all_reserved, all_use = reserved + own, use + own_use
+        steady = int(most * (all_reserved / (all_reserved + all_use * (max(0, self.numbers.per - call) / call))))
+        room = max(own, steady, left - int(over * (all_use / all_reserved) / 2))
         return max(waits, int(call * (over / room)))
 
     def _freed(self, missing: int, taken: int, most: int, at: int, now: int) -> int:

@@ -15,7 +15,7 @@ from fairlead.dispatch.memory.costs import ONE_STEP
 from fairlead.dispatch.memory.fair_queue import COST, JOB, KEY, USER, Entry, FairBand, Lane, Queue
 from fairlead.dispatch.memory.group_positions import ahead_in_groups
 from fairlead.dispatch.memory.groups import GroupedBand
-from fairlead.dispatch.memory.rated_service import group_rate_waits, rate_waits
+from fairlead.dispatch.memory.rated_service import demand_of, group_rate_waits, rate_waits
 from fairlead.dispatch.memory.service import RETRIES, Service
 from fairlead.dispatch.memory.tally import Ahead, Mark, Tally, Waiting
 from fairlead.dispatch.port import Unserved
@@ -49,11 +49,12 @@ def positions(service: Service, entries: Iterable[Entry], now: float, unserved: 
         for ahead, (steps, work), wait in zip(all_ahead, marks, waits, strict=True):
             entry = entry_of[ahead.job_id]
             user, cost = service.users[entry[USER]], entry[COST]
+            demand = None if service.rates is None else demand_of(service, service.rates, entry, steps, work)
             positions_by_job[ahead.job_id] = QueuePosition(
                 steps + 1, (work + running) / SECOND, slots, mean, free, service.name, band, ahead.newcomer, retries,
                 higher, ahead.own, running / SECOND, *_user_slots(service, user.user_id, now), rests,
-                *rate_waits(service, entry, steps + 1, ahead.own + 1, regions_open, now),
-                slot_wait=wait, groups=group_rate_waits(service, entry, ahead.groups, now),
+                *rate_waits(service, entry, demand, ahead.own + 1, regions_open, now),
+                slot_wait=wait, groups=group_rate_waits(service, demand, ahead.groups, now),
                 estimate=service.costs.estimate(user, cost) / SECOND,
                 estimated_by=ESTIMATED_BY[service.costs.estimated_by(user, cost)],
             )  # fmt: skip

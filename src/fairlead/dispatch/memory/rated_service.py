@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from fairlead.dispatch.memory.costs import ONE_STEP
 from fairlead.dispatch.memory.fair_queue import COST, USER, Entry, FairBand, FifoBand, Lane, User
 from fairlead.dispatch.memory.rates import MARK, ServiceRates
 from fairlead.dispatch.port import Lease
 from fairlead.domain.fair_share import SECOND, micros
 from fairlead.domain.groups import GroupAhead, levels_of
+from fairlead.domain.rates import Demand
 
 if TYPE_CHECKING:
     from fairlead.dispatch.memory.service import Pick, Service
@@ -121,37 +123,63 @@ def advance_service(service: Service, now: int) -> bool:
     return changed or bool(unparked)
 
 
+def demand_of(service: Service, rates: ServiceRates, entry: Entry, steps: int, work: int) -> Demand:
+    """What a step with `steps` steps ahead takes from windows. The units of those ahead follow from their estimated
+    `work`, because an estimate is the stated cost of a step, times the time that a unit takes."""
+    costs, cost, mean = service.costs, entry[COST], rates.mean_units
+    own = max(1, rates.units_of(cost))
+    stated, total = _waiting_costs(service)
+    if not stated:
+        each = own if mean is None else max(1, mean)
+        return Demand(steps + 1, own, each, steps * own, steps * each, mean)
+    per_cost, scale = costs.per_cost, costs.used_per_cost.value
+    if per_cost.count and per_cost.over:
+        reserved = int(float(work) * per_cost.under / per_cost.over)
+    elif costs.in_seconds and not per_cost.count:
+        reserved = work
+    else:
+        reserved = int(float(steps) * total / stated)
+    own_use = own if cost is None or scale is None else int(own * scale)
+    return Demand(steps + 1, own, own_use, reserved, reserved if scale is None else int(reserved * scale), mean, scale)
+
+
+def _waiting_costs(service: Service) -> tuple[int, int]:
+    """The number of waiting steps that state a cost, and the sum of these costs."""
+    return divmod(sum(lane.costs.all for band in service.bands for lane in band.lanes.values()), ONE_STEP)
+
+
 def rate_waits(
-    service: Service, entry: Entry, position: int, own: int, regions: list[str], now: float
+    service: Service, entry: Entry, demand: Demand | None, own: int, regions: list[str], now: float
 ) -> tuple[float, float]:
-    """Seconds until the rates of the service, its pool and the first of the regions allow a step at this position; and
+    """Seconds until the rates of the service, its pool and the first of the regions allow a step with this demand; and
     until the rate of its user does, for the `own`-th step of the user."""
     rates = service.rates
-    if rates is None:
+    if rates is None or demand is None:
         return 0.0, 0.0
-    of_call = (rates.units_of(entry[COST]), rates.mean_units, service.costs.expected, micros(now))
-    waits = [rates.own.wait(position, *of_call)]
+    of_call = (demand, service.costs.expected, micros(now))
+    waits = [rates.own.wait(*of_call)]
     if rates.pool is not None and service.rules.pooled_regions is None:
-        waits.append(rates.pool.wait(position, *of_call))
+        waits.append(rates.pool.wait(*of_call))
     if regions and rates.regions:
         windows = [rates.regions.get(name) for name in regions]
-        waits.append(min(0 if window is None else window.wait(position, *of_call) for window in windows))
+        waits.append(min(0 if window is None else window.wait(*of_call) for window in windows))
     user = rates.windows.get(entry[USER])
-    return max(waits) / SECOND, 0.0 if user is None else user.wait(own, *of_call) / SECOND
+    alike = demand.of_some(own, alike=True)
+    return max(waits) / SECOND, 0.0 if user is None else user.wait(alike, *of_call[1:]) / SECOND
 
 
 def group_rate_waits(
-    service: Service, entry: Entry, groups: tuple[GroupAhead, ...], now: float
+    service: Service, demand: Demand | None, groups: tuple[GroupAhead, ...], now: float
 ) -> tuple[GroupAhead, ...]:
     """The groups of a step's user, with the seconds until their rates allow the step."""
     rates = service.rates
-    if rates is None or not rates.members.groups or not groups:
+    if rates is None or demand is None or not rates.members.groups or not groups:
         return groups
-    of_call = (rates.units_of(entry[COST]), rates.mean_units, service.costs.expected, micros(now))
     windows = [rates.windows.get(MARK + group.path) for group in groups]
+    of_call = (service.costs.expected, micros(now))
     return tuple(
         group
         if window is None or window.is_empty
-        else replace(group, rate_wait=window.wait(group.ahead + 1, *of_call) / SECOND)
+        else replace(group, rate_wait=window.wait(demand.of_some(group.ahead + 1), *of_call) / SECOND)
         for group, window in zip(groups, windows, strict=True)
     )

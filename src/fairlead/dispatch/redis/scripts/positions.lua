@@ -114,6 +114,38 @@ local function waiting_costs(service, name)
   return 0, 0
 end
 
+-- What a step takes from the windows of rates, and what the steps ahead of it take: as `Demand` in domain/rates.py.
+local function with_ahead(demand, steps, reserved, use)
+  return { steps = steps, own = demand.own, own_use = demand.own_use, reserved = reserved, use = use, mean = demand.mean,
+    scale = demand.scale }
+end
+
+-- The demand of a step with this cost. The units of the `steps` steps ahead follow from their estimated work, because an
+-- estimate is the stated cost of a step, times the time that a unit takes.
+local function demand_of(service, cost, steps, work)
+  local of, costs = rates.state.s[service.name], costs_of(service)
+  local mean = of and of.m
+  local own, stated, total = math.max(1, cost or mean or 0), costs[STATED], 0
+  if stated <= 0 then
+    local each = mean and math.max(1, mean) or own
+    return { steps = steps + 1, own = own, own_use = each, reserved = steps * own, use = steps * each, mean = mean }
+  end
+  local scale, reserved = costs[USED_PER_COST] > 0 and costs[USED_PER_COST + 1] / costs[USED_PER_COST + 2], nil
+  if costs[PER_COST] > 0 and costs[PER_COST + 1] > 0 then
+    reserved = floor(work * costs[PER_COST + 2] / costs[PER_COST + 1])
+  elseif costs[IN_SECONDS] and costs[PER_COST] == 0 then
+    reserved = work
+  else
+    waiting_costs(service, '')
+    for _, waiting in pairs(service.read_costs) do
+      total = total + waiting[2]
+    end
+    reserved = floor(steps * total / stated)
+  end
+  return { steps = steps + 1, own = own, own_use = cost and scale and floor(own * scale) or own, reserved = reserved,
+    use = scale and floor(reserved * scale) or reserved, mean = mean, scale = scale }
+end
+
 -- The mean estimate of `steps` steps, of which `stated` state a cost, in total `cost`; `plain` is that of the others.
 local function mean_estimate(service, plain, steps, stated, cost)
   if stated <= 0 then
@@ -400,27 +432,28 @@ local function without_held(service, lane, slots, rests)
   return slots, math.max(rests, first - now)
 end
 
--- µs until the rates of the service, its pool and the first of the lane's regions allow a step at this position; and
--- until the rate of its user does, for the `own`-th step of the user.
-local function rate_waits(service, entry, lane, position, own)
+-- µs until the rates of the service, its pool and the first of the lane's regions allow a step of this demand; and until
+-- the rate of its user does, for the `own`-th step of the user.
+local function rate_waits(service, entry, lane, demand, own)
   local of = rates.state.s[service.name]
   if not of then
     return 0, 0
   end
-  local units, mean, duration, first = entry.cost or of.m or 0, of.m, mean_of(service), nil
-  local waits = rates.window_wait(of.o, position, units, mean, duration)
+  local duration, first = mean_of(service), nil
+  local waits = rates.window_wait(of.o, demand, duration)
   if rates.state.p and scope.pool_limit and not service.partial then
-    waits = math.max(waits, rates.window_wait(rates.state.p, position, units, mean, duration))
+    waits = math.max(waits, rates.window_wait(rates.state.p, demand, duration))
   end
   for i = 1, next(of.r) and #service.regions or 0, 2 do
     local name = service.regions[i]
     if is_open(service, name, lane) then
-      local wait = of.r[name] and rates.window_wait(of.r[name], position, units, mean, duration) or 0
+      local wait = of.r[name] and rates.window_wait(of.r[name], demand, duration) or 0
       first = math.min(first or wait, wait)
     end
   end
   local found = rates.user_window(service, entry.user)
-  return math.max(waits, first or 0), found and rates.window_wait(found, own, units, mean, duration) or 0
+  local alike = with_ahead(demand, own, (own - 1) * demand.own, (own - 1) * demand.own_use)
+  return math.max(waits, first or 0), found and rates.window_wait(found, alike, duration) or 0
 end
 
 -- What the estimate of a step is based on.
@@ -487,7 +520,7 @@ for service, lanes in pairs(requested) do
       rows[n + 19], rows[n + 20], rows[n + 21] = 0, 0, groups or ''
       rows[n + 22], rows[n + 23] = estimate_of(service, user, entry.cost), estimated_by(service, user, entry.cost)
       if rates then
-        rows[n + 19], rows[n + 20] = rate_waits(service, entry, lane, count + 1, own + 1)
+        rows[n + 19], rows[n + 20] = rate_waits(service, entry, lane, demand_of(service, entry.cost, count, work), own + 1)
       end
       if limit then
         rows[n + 14], rows[n + 15] = limit, math.max(0, limit - user[RUNNING])

@@ -52,16 +52,22 @@ local function nodes_of(users, band, lanes)
   return levels, ids, charges
 end
 
+-- The demand if of the steps ahead only those of a group's members count, as many as `ahead`.
+local function demand_of_members(demand, ahead)
+  local each = math.max(1, demand.steps - 1)
+  return with_ahead(demand, ahead + 1, floor(ahead * demand.reserved / each), floor(ahead * demand.use / each))
+end
+
 -- What a step's own group means for its position, as values joined by NUL: path, steps ahead of members, limit (-1: none),
 -- unused slots, remaining work of running steps in µs, debt in µs, µs until the group's rate allows the step.
-local function describe(id, band, ahead, running, cost)
+local function describe(id, band, ahead, running, demand)
   local group = read_user(service, id)
   local limit = group[LANES + 1]
   local debt = group[NEW + band] and 0 or tag_of(group, band) - of_groups().time(service, group, band)
   local free = limit > 0 and math.max(0, limit - group[RUNNING]) or 0
   local texts = { sub(id, 2) }
   for i, number in ipairs({ ahead, limit > 0 and limit or -1, free, running[id] or 0, math.max(0, debt),
-    rates and rates.group_wait(service, id, ahead + 1, cost) or 0 }) do
+    demand and rates.group_wait(service, id, demand_of_members(demand, ahead)) or 0 }) do
     texts[i + 1] = format('%d', number)
   end
   return table.concat(texts, '\0')
@@ -112,12 +118,13 @@ local function ahead_in_groups(users, band, lanes, marks, of_users, visit)
       end)
     end
   end
-  tallied('', function(mark, count, work)
-    local texts = {}
+  tallied('', function(mark, count, work_ahead)
+    local texts, steps = {}, retries + higher + count
+    local demand = rates and demand_of(service, users_marks[mark.job].cost, steps, work + work_ahead)
     for i = #within[mark.job], 1, -1 do
       local id, ahead = unpack(within[mark.job][i])
-      texts[#texts + 1] = describe(id, band, ahead, running, users_marks[mark.job].cost)
+      texts[#texts + 1] = describe(id, band, ahead, running, demand)
     end
-    visit(users_marks[mark.job], count, work, table.concat(texts, '\0'))
+    visit(users_marks[mark.job], count, work_ahead, table.concat(texts, '\0'))
   end)
 end

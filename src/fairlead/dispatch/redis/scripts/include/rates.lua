@@ -940,38 +940,47 @@ if scope.rates then
         return (whole + 1) * window[W_PER]
       end
 
-      -- The later of two times: when the window has the units, if each call before uses the mean; and when enough calls have
-      -- ended, because until then each keeps all that it has reserved.
-      local function wait_for_units(window, count, units, mean, duration)
-        local most, reserved, waits = window[W_UNITS], window[W_OPEN_UNITS], 0
-        local own = math.max(1, math.min(units, most))
-        local each = mean and math.max(1, math.min(mean, most)) or own
-        local counted = window[W_USED_UNITS] - reserved
-        local taken = counted + (mean and math.min(reserved, window[W_OPEN] * each) or reserved)
-        local missing = taken + (count - 1) * each + own - most
+      -- The later of two times: when the window has the units, if each call before uses what is expected; and when enough
+      -- calls have ended, because until then each keeps all that it has reserved.
+      local function wait_for_units(window, demand, duration)
+        local most, held, waits, ahead = window[W_UNITS], window[W_OPEN_UNITS], 0, demand.steps - 1
+        local own, own_use = math.max(1, math.min(demand.own, most)), math.max(1, math.min(demand.own_use, most))
+        local reserved, use = math.min(demand.reserved, ahead * most), math.min(demand.use, ahead * most)
+        local counted, running = window[W_USED_UNITS] - held, held
+        if demand.mean then
+          running = math.min(held, demand.scale and floor(held * demand.scale)
+            or window[W_OPEN] * math.max(1, math.min(demand.mean, most)))
+        end
+        local taken = counted + running
+        local missing = taken + use + own - most
         if missing > 0 then
-          waits = freed(window, missing, taken, math.max(1, math.min(most, most - own + each)), 2)
+          local each = math.max(1, floor((reserved + own) / demand.steps))
+          local each_use = math.max(1, floor((use + own_use) / demand.steps))
+          -- A step that does not fit keeps all others waiting, so the window is full with a whole number of them. One that is
+          -- due to fit exactly, but for a rounded mean, counts.
+          local full = math.min(most, math.max(1, floor((most + floor(most / 100)) / each)) * each)
+          waits = freed(window, missing, taken, math.max(1, math.min(most, full - each + each_use)), 2)
         end
         local left = math.max(0, most - counted)
-        local over = reserved + count * own - left
-        if not mean or over <= 0 or duration <= 0 then
+        local over = held + reserved + own - left
+        if not demand.mean or over <= 0 or duration <= 0 then
           return waits
         end
-        local steady = floor(most * (own / (own + each * (math.max(0, window[W_PER] - duration) / duration))))
-        local room = math.max(own, steady, left - floor(over * (each / own) / 2))
+        reserved, use = reserved + own, use + own_use
+        local steady = floor(most * (reserved / (reserved + use * (math.max(0, window[W_PER] - duration) / duration))))
+        local room = math.max(own, steady, left - floor(over * (use / reserved) / 2))
         return math.max(waits, floor(duration * (over / room)))
       end
 
-      -- µs until the `count`-th request from now fits, if it reserves this many units. `mean` is what calls really use, or
-      -- false if they use what they reserve, and `duration` how long they take.
-      local function window_wait(window, count, units, mean, duration)
+      -- µs until the step of this demand fits. `duration` is how long calls take.
+      local function window_wait(window, demand, duration)
         local waits = window[W_REST] > 0 and window[W_REST] - now or 0
-        local missing = window[W_USED] + count - window[W_REQUESTS]
+        local missing = window[W_USED] + demand.steps - window[W_REQUESTS]
         if window[W_REQUESTS] < MIDDLE and missing > 0 then
           waits = math.max(waits, freed(window, missing, window[W_USED], window[W_REQUESTS], 1))
         end
         if window[W_UNITS] < MIDDLE then
-          waits = math.max(waits, wait_for_units(window, count, units, mean, duration))
+          waits = math.max(waits, wait_for_units(window, demand, duration))
         end
         return math.max(0, waits)
       end
@@ -1018,13 +1027,10 @@ if scope.rates then
           end
         end,
 
-        -- µs until the rate of a group allows the `count`-th step of its members from now, of this cost.
-        group_wait = function(service, id, count, cost)
-          local of, found = service.rates, state.g and state.g[sub(id, 2)] and user_window(service, id)
-          if not of or not found then
-            return 0
-          end
-          return window_wait(found, count, cost or of.m or 0, of.m, service.mean or service.cost)
+        -- µs until the rate of a group allows the step of this demand.
+        group_wait = function(service, id, demand)
+          local found = service.rates and state.g and state.g[sub(id, 2)] and user_window(service, id)
+          return found and window_wait(found, demand, service.mean or service.cost) or 0
         end,
 
         -- What the upstream said about its limits.

@@ -58,6 +58,29 @@ async def test_a_user_whose_window_was_empty_meanwhile_gets_its_next_step_in_tim
     assert await queue.claimed(9) == ["ann4", "ann5"]
 
 
+@pytest.mark.parametrize("sent", [None, 0.25])
+@pytest.mark.parametrize("member", ["user", "group"])
+@pytest.mark.parametrize(
+    ("rate", "expected"), [(Rate(40, None, 64.0), 40), (Rate(None, 100.0, 64.0), 66), (Rate(40, 70.0, 64.0), 40)]
+)
+async def test_many_exchanges_in_one_window_get_exactly_the_rate(
+    queue: QueueHarness, rate: Rate, expected: int, member: str, sent: float | None
+) -> None:
+    groups = {"acme": GroupRules(rate=rate if member == "group" else None)}
+    await queue.open(replace(WIDE, user_rate=rate if member == "user" else None), groups=groups)
+    await queue.offer_all([f"ann{n}" for n in range(90)], "ann", cost=2.0, group="acme")
+    claim, granted = Claim("w", 2, frozenset("s")), 0
+    releases: list[Release] = []
+    while leases := await queue.dispatcher.exchange(claim, releases):
+        granted += len(leases)
+        queue.clock.advance(0.5)
+        releases = [Release(lease.name, "s", used=1.5, sent=sent) for lease in leases]
+    # Two reserve 4 units, of which they use 3: the last ones are granted when 64 have used 96.
+    assert granted == expected
+    queue.clock.advance(2 * WINDOW)
+    assert len(await queue.claim(9)) == 9
+
+
 # -- plans ------------------------------------------------------------------------------------------------------------
 
 

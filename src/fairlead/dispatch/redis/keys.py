@@ -18,8 +18,8 @@ One of each per scope, `fairlead:{service:s}:...` or `fairlead:{pool:p}:...`:
     workers    of a pool: w:<worker> -> its last claim, s:<worker> -> its unused budget
     entries    every waiting step: job -> seq, user, service, band, rank, step, run, cost, region, weight
     onlease    job -> its leases: name and run of each
-    rates      of services with a rate for each user: service NUL user -> the user's window
-    rated      the same users by the time at which their window has to be looked at, or an earlier one
+    windows    of users and groups with a rate: service NUL id -> the window (include/windows.lua)
+    rated      the same members by the time at which their window has to be looked at, or an earlier one
 
 One of each per service, `...:s:<service>:...`. `lane` is a band followed by `-` (unbound), `=<region>`, several regions
 as `=eu+us`, or a preferred region and the alternatives, if not any, as `=us>eu+us`. Numbers have a fixed width:
@@ -48,7 +48,7 @@ from collections.abc import Iterable
 
 _OF_SCOPE = ("meta", "waiters", "workers", "entries", "onlease")
 _OF_SERVICE = ("users", "heads", "line", "seqs", "idle", "leases", "holds", "ends", "slots", "costs")
-_OF_RATES = ("rates", "rated")
+_OF_RATES = ("windows", "rated")
 _MARK_DIGITS = 10
 
 

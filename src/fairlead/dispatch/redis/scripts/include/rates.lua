@@ -4,8 +4,8 @@
 -- `scope.rates` is the field `rates` of META: `p`, the pool's window; `n`, the number of users' windows; and for each
 -- service `s[name]`: `o`, its window; `r`, the windows of its regions by name; `u`, the rate of each user, or false; and
 -- `m`, the mean units of a call, or false. If there are any, `q` has the rates of plans by name, `g` those of groups by
--- path, and `z` is true if one of them limits units. The windows of members, users and groups, are in RATES, and the times
--- at which they have to be looked at in RATED, both by service NUL id.
+-- path, and `z` is true if one of them limits units. The windows of members, users and groups, are in the hash RATES,
+-- and the times at which they have to be looked at in RATED, both by service NUL id.
 --
 --- @include windows
 if scope.rates then

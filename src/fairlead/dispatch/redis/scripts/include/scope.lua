@@ -1,7 +1,7 @@
 -- The preamble of every script: the clock, the keys by name, and the scope's services as tables.
 --
 --   KEYS[1..5]   meta, waiters, workers, entries, onlease                    (documented in keys.py)
---   KEYS[6..]    ten per service, in the order of ARGV[2]; then rates, rated
+--   KEYS[6..]    ten per service, in the order of ARGV[2]; then windows, rated
 --   ARGV[1]      now in microseconds; empty: the server's clock
 --   ARGV[2]      the scope's services as known to the caller, joined by NUL
 --   ARGV[3]      this process; ARGV[4] `1` on a Cluster, where PUBLISH does not count all receivers

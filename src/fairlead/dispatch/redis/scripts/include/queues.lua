@@ -179,8 +179,8 @@ local function update_heads(service, user, removed, added)
         sort_key = sub(first_queued(service, lane, user[ID]), 2, 17)
       else
         -- Newcomers' numbers are not raised by MIDDLE, so they sort before every tag.
-        local band = band_of(lane)
-        sort_key = user[NEW + band] and format('%016d', user[NEW + band]) or sortable(user[TAG + band])
+        local band = byte(lane) - 48
+        sort_key = format('%016d', user[NEW + band] or user[TAG + band] + MIDDLE)
       end
     end
     if sort_key ~= old_key then

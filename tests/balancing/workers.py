@@ -8,7 +8,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -19,6 +18,7 @@ import redis
 
 from fairlead.celery import LoadBalancer
 from tests.balancing.site import BALANCER_VARIABLE, BROKER_VARIABLE
+from tests.integration.cli_fork import Forked
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 100.0
@@ -60,10 +60,10 @@ class Worker:
     def __init__(self, balancer: LoadBalancer, url: str, *options: str, **settings: Any) -> None:
         self.name = f"w{next(_numbers)}@test"
         self._log = tempfile.TemporaryFile()  # noqa: SIM115
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "celery", "-A", "tests.balancing.site", "worker", "-n", self.name, "-l", "warning",
+        self._process = Forked(
+            ["-m", "celery", "-A", "tests.balancing.site", "worker", "-n", self.name, "-l", "warning",
              "--without-gossip", "--without-mingle", *options],
-            cwd=ROOT, stdout=self._log, stderr=subprocess.STDOUT, start_new_session=True,
+            cwd=ROOT, stdout=self._log, stderr=self._log,
             env={**os.environ, BROKER_VARIABLE: url, BALANCER_VARIABLE: json.dumps(settings)},
         )  # fmt: skip
         try:
@@ -92,11 +92,11 @@ class Worker:
         """Kill the worker and its children, as a power loss would."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+        self._process.kill()
 
     def stop(self) -> None:
         if self._process.poll() is None:
-            self._process.terminate()
+            self._process.send_signal(signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(20)
         self.kill()

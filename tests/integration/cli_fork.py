@@ -31,13 +31,15 @@ ROOT = Path(__file__).parents[2]
 LARGEST = 100_000
 KILLED_WITHIN = 30.0
 MODULE = "fairlead.cli"
+CELERY = "celery"
 
 # ---------------------------------------------------------------- in the test's process
 
 
 class Forked:
     """The part of `subprocess.Popen` that tests use. `arguments` are those of `fairlead`; with `-m` as the first, they
-    are those of the interpreter: `-m tests.crash.files_process FOLDER`."""
+    are those of the interpreter: `-m tests.crash.files_process FOLDER`. A process of Celery leads a session, as its
+    children are killed with it."""
 
     def __init__(
         self,
@@ -56,7 +58,11 @@ class Forked:
             module, words = (arguments[1], arguments[2:]) if list(arguments[:1]) == ["-m"] else (MODULE, arguments)
             request = json.dumps({"module": module, "arguments": [*words], "cwd": str(cwd), "env": dict(env)}).encode()
             assert len(request) < LARGEST
-            _ask(request, [given, stdout.fileno(), stderr.fileno(), theirs])
+            socket.send_fds(
+                _start_forker(CELERY if module == CELERY else MODULE),
+                [request],
+                [given, stdout.fileno(), stderr.fileno(), theirs],
+            )
         finally:
             os.close(nothing)
             os.close(theirs)
@@ -90,17 +96,13 @@ class Forked:
         self._ended(KILLED_WITHIN)
 
 
-def _ask(request: bytes, fds: list[int]) -> None:
-    socket.send_fds(_start_forker(), [request], fds)
-
-
 @cache
-def _start_forker() -> socket.socket:
-    """The process that forks. It ends with the tests, when this end of the socket is closed."""
+def _start_forker(module: str) -> socket.socket:
+    """The process that forks this one. It ends with the tests, when this end of the socket is closed."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         process = subprocess.Popen(
-            [sys.executable, "-m", "tests.integration.cli_fork", str(theirs.fileno())],
+            [sys.executable, "-m", "tests.integration.cli_fork", str(theirs.fileno()), module],
             cwd=ROOT,
             env={**os.environ, "PYTHONUNBUFFERED": "1", "NO_COLOR": "1"},
             pass_fds=[theirs.fileno()],
@@ -164,6 +166,8 @@ def _send_exit_codes(children: dict[int, int]) -> None:
 def _take_over(asked: dict[str, Any]) -> None:
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # when the process that forks ends
+    if asked["module"] == CELERY:
+        os.setsid()
     os.chdir(asked["cwd"])
     os.environ.clear()
     os.environ.update(asked["env"])
@@ -191,6 +195,14 @@ def _leave() -> None:
         os._exit(_exit_code[0])
 
 
+def _preload_celery() -> None:
+    import kombu.transport.redis  # noqa: F401
+
+    import fairlead.celery  # noqa: F401
+
+    _freeze()
+
+
 def _preload() -> None:
     """Import everything. No module of the command line reads the environment on import, or this would hide it."""
     import httpcore2  # noqa: F401
@@ -206,7 +218,11 @@ def _preload() -> None:
     import fairlead.store.postgres
 
     _build_commands_once(fairlead.cli.root.app)
-    # Frozen objects are not visited by collections, including the one at exit, which would copy every page.
+    _freeze()
+
+
+def _freeze() -> None:
+    """Frozen objects are not visited by collections, including the one at exit, which would copy every page."""
     gc.collect()
     gc.freeze()
 
@@ -219,5 +235,5 @@ def _build_commands_once(app: Any) -> None:
 
 if __name__ == "__main__":
     atexit.register(_leave)  # first, so that it runs last
-    _preload()
+    _preload_celery() if sys.argv[2] == CELERY else _preload()
     _take_over(_serve(socket.socket(fileno=int(sys.argv[1]))))

@@ -7,7 +7,6 @@ import gc
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 import warnings
@@ -16,6 +15,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 from uuid import uuid4
+
+from tests.integration.cli_fork import Forked
 
 ROOT = Path(__file__).parents[1]
 _START_S = 60.0
@@ -31,7 +32,7 @@ class CeleryWorker:
         self.name = f"test-{uuid4().hex[:8]}@localhost"
         self._app = app
         self._command = [
-            sys.executable, "-m", "celery", "-A", module, "worker", "--pool", pool, "--concurrency", str(concurrency),
+            "-m", "celery", "-A", module, "worker", "--pool", pool, "--concurrency", str(concurrency),
             "--hostname", self.name, "--without-gossip", "--without-mingle", "--loglevel", "INFO", *options,
             *(() if queues is None else ("--queues", queues)),
         ]  # fmt: skip
@@ -39,13 +40,12 @@ class CeleryWorker:
         self._environment = {**os.environ, "PYTHONPATH": path, **environment}
         self._folder = folder
         self._log = tempfile.TemporaryFile()  # noqa: SIM115
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Forked | None = None
 
     def start(self) -> Self:
-        self._process = subprocess.Popen(
-            self._command, env=self._environment, cwd=self._folder, stdout=self._log, stderr=self._log,
-            start_new_session=True,
-        )  # fmt: skip
+        self._process = Forked(
+            self._command, env=self._environment, cwd=self._folder, stdout=self._log, stderr=self._log
+        )
         deadline = time.monotonic() + _START_S
         while not self._app.control.ping(destination=[self.name], timeout=0.3, limit=1):
             if self._process.poll() is not None or time.monotonic() > deadline:
@@ -74,7 +74,7 @@ class CeleryWorker:
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
+            self._process.kill()
             self._process = None
 
     def stop(self) -> None:

@@ -171,7 +171,7 @@ def _take_over(asked: dict[str, Any]) -> None:
     os.chdir(asked["cwd"])
     os.environ.clear()
     os.environ.update(asked["env"])
-    sys.path[0] = asked["cwd"]
+    sys.path[:1] = [asked["cwd"], *filter(None, asked["env"].get("PYTHONPATH", "").split(os.pathsep))]
     sys.argv = [asked["module"], *asked["arguments"]]
     importlib.reload(importlib.import_module("fairlead.failpoints"))  # it reads the environment
     try:

@@ -16,12 +16,18 @@ from openai import InternalServerError
 from fairlead.domain.job import JobStatus
 from fairlead.gateway.fronts.openai import answers
 from tests.integration.openai_site import HELLO, Front, open_front
-from tests.openai_upstream import PATIENCE_S, chunks, event, refusing, sending, streaming
+from tests.openai_upstream import PATIENCE_S, chunks, event, refusing, running_upstream, sending, streaming
 
 ASK = {"model": "llama", "messages": HELLO}
 STREAM = {**ASK, "stream": True}
 CHUNKS = chunks({"model": "llama"})
 DONE = b"data: [DONE]\n\n"
+
+
+async def closing(upstream: Any, request: Any, fields: Any) -> Any:
+    """Close the connection without an answer."""
+    request.transport.abort()
+    await asyncio.sleep(PATIENCE_S)
 
 
 @pytest.fixture
@@ -39,6 +45,28 @@ async def test_an_answer_that_is_too_deep_to_change_passes_as_it_is(front: Front
     async with front.http() as http:
         response = await http.post("/chat/completions", json={**ASK, "service_tier": "flex"})
     assert response.content == body
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_requests_go_to_the_services_whose_upstreams_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    """Calls that fail at once must not make a service look fast."""
+    async with running_upstream("llama") as other:
+        dead = {"limit": 4, "openai": other.url, "models": ["llama"], "max_attempts": 1}
+        async with (
+            open_front(tmp_path, service={"models": ["llama"]}, services={"dead": dead}) as front,
+            front.http() as http,
+        ):
+            other.script.extend([closing] * 20)
+            answers = [await http.post("/chat/completions", json={**ASK, "stream": stream}) for _ in range(12)]
+            assert [answer.status_code for answer in answers].count(502) <= 1
+            assert len(other.calls) <= 1
+            other.script.clear()
+            monkeypatch.setattr(front.app.models, "_resting", {"dead": 0.0})
+            for _ in range(3):
+                assert (await http.post("/chat/completions", json=ASK)).status_code == 200
+            assert len(other.calls) >= 2, "it works again"
 
 
 @pytest.mark.parametrize(

@@ -45,6 +45,8 @@ class Reading:
     reader: Reader
     new: bool = False
     """The request submitted the job."""
+    service: str = ""
+    """The service of a new request."""
 
 
 @fast_dataclass

@@ -32,6 +32,9 @@ NEW_AFTER_S = 5.0
 ASK_AGAIN_S, ASK_AGAIN_MOST_S = 2.0, 15.0
 """The first and the longest pause before an upstream that has never answered is asked again."""
 MAX_NAMED = 20
+REST_S = 30.0
+"""How long a service whose upstream failed gets no requests for models that other services serve too. Then one request
+finds out whether it works again."""
 RECENT_S = 1.0
 """How long the names of all services are used without looking at the services again."""
 
@@ -111,6 +114,7 @@ class ModelCatalog:
         self._runtime = runtime
         self._listed: dict[str, _ListedModels] = {}
         self._turn = 0
+        self._resting: dict[str, float] = {}
         self._recent: dict[str, Model] = {}
         self._recent_until = 0.0
 
@@ -139,6 +143,13 @@ class ModelCatalog:
             f"there is no model {name[:100]!r}; {known_models(sorted(models.values(), key=lambda model: model.id))}",
             pointer="/model",
         )
+
+    def note_end(self, service: str, *, failed: bool) -> None:
+        """Take note of the end of a request. `failed`: the upstream of the service did not answer."""
+        if failed:
+            self._resting[service] = asyncio.get_running_loop().time() + REST_S
+        elif self._resting:
+            self._resting.pop(service, None)
 
     async def close(self) -> None:
         for listed in self._listed.values():
@@ -173,6 +184,15 @@ class ModelCatalog:
     async def _least_busy(self, services: Sequence[str]) -> str:
         if len(services) == 1:
             return services[0]
+        now = asyncio.get_running_loop().time()
+        working = [service for service in services if self._resting.get(service, now) <= now]
+        service = await self._shortest(working or services)
+        if service in self._resting:
+            self._resting[service] = now + REST_S  # until this request has ended
+        return service
+
+    async def _shortest(self, services: Sequence[str]) -> str:
+        """The service with the shortest expected wait."""
         self._turn += 1  # equal services take turns
         turn = self._turn % len(services)
         rotated = [*services[turn:], *services[:turn]]

@@ -105,6 +105,7 @@ class Answer(Response):
     async def _finish(self, job: EndedJob, started: bool, scope: Scope, receive: Receive, send: Send) -> None:
         if not job.status.finished:
             raise Unavailable("this gateway is stopping; send the request again")
+        note_end(self._app, self._reading, job)
         tier = None if self._call.tier is None else openai.tier_of(job.priority)
         response = await response_of(self._app, job, tier, self._fields, scope)
         if not started:
@@ -114,6 +115,12 @@ class Answer(Response):
         await send({"type": "http.response.body", "body": response.body, "more_body": failed})
         if failed:
             raise ClientDisconnect  # the server closes the connection of an incomplete response
+
+
+def note_end(app: Fairlead, reading: Reading, job: EndedJob | JobView) -> None:
+    """Tell the catalog of models whether the service of a request works."""
+    if reading.new and job.status is not JobStatus.CANCELLED:
+        app.models.note_end(reading.service, failed=errors.is_unreachable(job.error))
 
 
 class WholeResponse(Response):

@@ -14,6 +14,7 @@ SHOULD_RETRY = "x-should-retry"
 NO_QUOTA = "insufficient_quota"
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 _TIMEOUTS = frozenset({"TIMEOUT", "RESOURCE_EXHAUSTED", "DEADLINE_PASSED"})
+_NO_ANSWER = frozenset({"CONNECTION", "TIMEOUT"})
 _OF_THE_MODEL = frozenset({"PERMANENT", "EXCEPTION", "RETRY_ASKED", "WORKER_DIED"})
 
 
@@ -52,6 +53,11 @@ def of_failed_job(error: Mapping[str, Any] | None) -> tuple[int, dict[str, Any]]
     if not isinstance(status, int) or not 429 <= status < 600:
         status = 504 if code in _TIMEOUTS else 500 if code in _OF_THE_MODEL else 502
     return status, error_of(str(error.get("message", "the job failed")), status, code.lower())
+
+
+def is_unreachable(error: Mapping[str, Any] | None) -> bool:
+    """Whether a job failed with this error because the upstream did not answer."""
+    return error is not None and (error.get("code") in _NO_ANSWER or error.get("http_status") in (502, 504))
 
 
 def of_cancelled_job(job_id: str) -> tuple[int, dict[str, Any]]:

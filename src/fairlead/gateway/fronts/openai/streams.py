@@ -25,7 +25,7 @@ from fairlead.domain.output import Chunk, End, Output, Restart
 from fairlead.engine.events import ShuttingDown, SlowConsumer
 from fairlead.errors import TooManyReaders, Unavailable
 from fairlead.gateway.fronts.openai import errors
-from fairlead.gateway.fronts.openai.answers import disconnected, in_background, in_time, response_of
+from fairlead.gateway.fronts.openai.answers import disconnected, in_background, in_time, note_end, response_of
 from fairlead.gateway.fronts.openai.requests import FrontCall, QueueView
 
 if TYPE_CHECKING:
@@ -258,6 +258,7 @@ class Stream(Response):
         return text.encode()
 
     async def _finish(self, job: JobView, scope: Scope, receive: Receive) -> None:
+        note_end(self._app, self._reading, job)
         if self._sent.size and not self._sent.restarted and job.status is JobStatus.COMPLETED:
             await self._write(b"", last=True)
             return

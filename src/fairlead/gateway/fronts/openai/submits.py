@@ -53,5 +53,5 @@ async def _submitted(
     except TooLarge as error:
         most = fairlead_of(request).config.server.max_body
         raise TooLarge(f"the body is over {most} bytes when it is stored as JSON (server.max_body)") from error
-    reading.job_id = receipts[0].job_id
+    reading.job_id, reading.service = receipts[0].job_id, service
     return reading, headers

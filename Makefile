@@ -74,6 +74,11 @@ run: $(RUN_STAMP)
 # Otherwise each of the many processes that the tests start would compile src/ and tests/ again.
 test coverage: export PYTHONDONTWRITEBYTECODE :=
 
+# The files of tests are in memory if there is room: thousands of databases then need no disk.
+ifeq ($(TMPDIR)$(shell test -w /dev/shm && df -Pk /dev/shm | awk 'NR == 2 { print ($$4 > 8000000) }'),1)
+test coverage: export TMPDIR := /dev/shm
+endif
+
 test: install
 	$(BIN)/python -m compileall -q src
 	$(BIN)/python -m pytest -n $(PROCESSES) --dist worksteal $(ARGS)

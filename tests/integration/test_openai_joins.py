@@ -17,7 +17,7 @@ from fairlead.domain.front_readers import Reader, Readers
 from fairlead.domain.job import JobStatus
 from fairlead.domain.output import Entry
 from fairlead.domain.usage import Usage
-from fairlead.engine.spent_calls import StreamedUsage
+from fairlead.engine.spent_calls import StreamedUsage, streamed_usage
 from fairlead.errors import Unavailable
 from fairlead.store.port import ChangeReader
 from tests.integration.openai_site import PROMPT, Front, disconnect_after, open_front, second_gateway
@@ -346,6 +346,20 @@ async def test_a_job_whose_gateway_is_gone_counts_the_tokens_that_came(
     assert (row.calls, row.tokens_in, row.tokens_out) == (1, PROMPT, 2)
 
 
+async def test_a_job_that_another_process_cancels_counts_the_tokens_that_came(
+    tmp_path: Path, distributed: dict[str, str]
+) -> None:
+    async with open_front(tmp_path, engines=distributed) as first, second_gateway(first) as second:
+        first.upstream.gate.clear()
+        async with second.client() as client:
+            stream = await client.chat.completions.create(**ASK, stream=True)  # type: ignore[call-overload]
+            [await anext(stream) for _ in WORDS[:2]]
+            [job] = (await first.app.list_jobs(user_id="ada")).data
+            await second.app.cancel(job.job_id)
+        [row] = (await first.app.usage(group_by="outcome", interval="total")).data
+    assert (row.groups, row.tokens_in, row.tokens_out) == ({"outcome": "cancelled"}, PROMPT, 2)
+
+
 async def died(reading: Any) -> None:
     """In place of `FrontRequests.leave`, as if the gateway had died."""
 
@@ -353,7 +367,8 @@ async def died(reading: Any) -> None:
 async def test_other_requests_go_on_while_the_tokens_of_a_long_stream_are_counted(front: Front) -> None:
     event = orjson.dumps('data: {"model":"llama","choices":[{"delta":{"content":"a"}}]}\n\n').decode()
     entries = [Entry("a", run, 0, 1, number, [event]) for run in (1, 2) for number in range(3 * PAGE)]
-    await front.app._runtime.output_log.append(entries)
+    runtime = front.app._runtime
+    await runtime.output_log.append(entries)
     turns = 0
 
     async def others() -> None:
@@ -363,7 +378,7 @@ async def test_other_requests_go_on_while_the_tokens_of_a_long_stream_are_counte
             await asyncio.sleep(0)
 
     running = asyncio.create_task(others())
-    counted = await front.app.fronts.streamed("a")
+    counted = await streamed_usage("a", runtime.output_log, runtime.store, None)
     running.cancel()
     assert counted == StreamedUsage(2, Usage(tokens_out=3 * PAGE, model="llama"))
     assert turns >= 3

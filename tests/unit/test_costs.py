@@ -19,7 +19,7 @@ from fairlead.domain.job import Job
 from fairlead.domain.openai import FrontRequest, estimated_tokens
 from fairlead.domain.rates import UNITS, RateOf
 from fairlead.domain.rules import Rules, ServiceRules
-from fairlead.domain.submission import Submission, check
+from fairlead.domain.submission import Submission, SubmissionChecker, check
 from fairlead.domain.usage import reported
 from fairlead.errors import InvalidInput
 from fairlead.store.rows import job_of, spec_of
@@ -192,6 +192,19 @@ def test_a_hook_computes_the_cost_or_refuses_the_input() -> None:
     assert submitted(flux, {}).costs is None
     with pytest.raises(InvalidInput, match="KeyError: 'steps'"):
         submitted(flux, {"other": 1})
+
+
+def test_a_hook_changes_nothing_that_is_stored_and_reveals_no_password() -> None:
+    def hook(params: dict[str, Any]) -> float:
+        if params.pop("away", None):
+            raise ConnectionError("no answer of postgresql://ada:secret@db/prices")
+        return float(params.pop("steps"))
+
+    config = Config(services={"flux": service(cost_unit="steps").reading_cost(hook)})
+    submit = SubmissionChecker(config, now=0.0).submit_of(Submission("flux", {"steps": 4}, "ada"))
+    assert (submit.job.costs, submit.input_json) == ((4.0,), '{"steps":4}')
+    with pytest.raises(InvalidInput, match=r"no answer of postgresql://\*\*\*@db/prices"):
+        SubmissionChecker(config, now=0.0).submit_of(Submission("flux", {"away": 1}, "ada"))
 
 
 def test_a_broken_expression_and_a_charge_without_its_unit_are_refused_at_start() -> None:

@@ -16,7 +16,6 @@ from fairlead.domain.fast_dataclass import fast_dataclass
 from fairlead.domain.front_readers import NONE, Reader, Readers, key_prefix
 from fairlead.domain.job import Job, JobStatus
 from fairlead.domain.openai import RETRIED_BY_CLIENTS, FrontAnswer
-from fairlead.engine.spent_calls import StreamedUsage, streamed_usage
 from fairlead.errors import FairleadError, IdempotencyMismatch, Unavailable
 from fairlead.store.port import ChangeReader, Done
 
@@ -169,15 +168,10 @@ class FrontRequests:
             # An earlier attempt, whose outcome was not known, may have written `left` already.
             if left == readers or await self._replace_readers(reading, readers, left):
                 if left.requests == (Reader(NONE, reading.reader.request),):
-                    await self._jobs.cancel(reading.job_id, streamed=await self.streamed(reading.job_id))
+                    await self._jobs.cancel(reading.job_id)
                 return
             found = await self._runtime.store.newest_submit(reading.user_id, reading.key)
             readers = Readers.of(found[2]) if found is not None else None
-
-    async def streamed(self, job_id: str) -> StreamedUsage | None:
-        """What the newest run of a job has used, if its output shows that."""
-        runtime = self._runtime
-        return await streamed_usage(job_id, runtime.output_log, runtime.store, runtime.files)
 
     async def _gone(self, readers: Readers) -> set[str]:
         """The processes of these readers that are not registered any more. Nearly always there is only one reader, and

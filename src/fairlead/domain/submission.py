@@ -19,6 +19,7 @@ from fairlead.domain.costs import CostError, CostHook, checked_cost
 from fairlead.domain.fast_dataclass import fast_dataclass
 from fairlead.domain.job import Job, Priority, PrioritySource
 from fairlead.domain.json_codec import NotJson, to_json
+from fairlead.domain.redaction import redacted
 from fairlead.domain.transitions import Submit
 from fairlead.domain.validation import check_text, json_type, moment, user_text
 from fairlead.domain.waiting_timers import first_state
@@ -131,11 +132,11 @@ class SubmissionChecker:
         server = self._config.server
         user_id = check_text(submission.user_id, "user_id", MAX_USER_ID)
         job = self._job_of(submission, user_id)
-        if job.cost is None and not self._turn:
-            self._set_costs(job, submission.input_data)
         input_json = _json({} if submission.input_data is None else submission.input_data, "input_data")
         if len(input_json) > server.max_body:
             raise TooLarge(f"input_data is over {server.max_body} bytes", pointer="/input_data")
+        if job.cost is None and not self._turn:
+            self._set_costs(job, submission.input_data)  # last, because a hook may change the input
         service = self._config.services[job.service]
         if not self._turn and job.service in self._config.front_services and service.speaks_openai:
             _check_request(submission)
@@ -317,7 +318,7 @@ def _computed(reader: CostHook, step: str, params: Any) -> float | None:
     except CostError as error:
         message = str(error)
     except Exception as error:  # a hook of the application
-        message = f"{type(error).__name__}: {error}"
+        message = redacted(f"{type(error).__name__}: {error}")
     raise InvalidInput(f"the cost of {step} cannot be computed: {message}", pointer="/input_data")
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from threading import get_ident
 from typing import NamedTuple
 
 from fairlead.domain.fair_share import SECOND, micros
@@ -127,7 +128,14 @@ class _Numbers:
         return self.end
 
 
-_numbers_of = lru_cache(_Numbers)
+@lru_cache
+def _numbers_in_thread(rate: Rate | None, thread: int) -> _Numbers:
+    return _Numbers(rate)
+
+
+def _numbers_of(rate: Rate | None) -> _Numbers:
+    """Dispatchers in different threads have numbers of their own, because `end_of` changes three of them."""
+    return _numbers_in_thread(rate, get_ident())
 
 
 class Window:

@@ -43,7 +43,7 @@ def config_of(url: str, **service: Any) -> Config:
 def note_sent(provider: Provider, monkeypatch: pytest.MonkeyPatch) -> None:
     """The provider counts each call within the margin after it was sent, as the rate assumes, however busy the machine
     is."""
-    sent, margin = Call.sent, Window(Rate(REQUESTS, None, PER)).margin / SECOND
+    sent, margin = Call.sent, Window(Rate(REQUESTS, None, PER)).numbers.margin / SECOND
 
     def noted(call: Call) -> None:
         sent(call)

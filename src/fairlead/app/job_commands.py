@@ -44,11 +44,11 @@ class JobCommands:
         self._runtime = runtime
         self._audit = audit
 
-    async def move(self, job_id: str, build: Build, act: Act | None = None) -> None:
-        """Apply the transition that `build` makes from the current state of the job. `build` raises WrongState if this
-        state does not allow the transition."""
+    async def move(self, job_id: str, build: Build, act: Act | None = None, known: Job | None = None) -> None:
+        """Apply the transition that `build` makes from the current state of the job, which is `known` if it was read
+        just now. `build` raises WrongState if this state does not allow the transition."""
         for _ in range(TRIES):
-            job = await self.job(job_id)
+            job, known = known or await self.job(job_id), None
             now = self._runtime.clock.now()
             move = build(job, now)
             if await self._write(job, move, act):

@@ -326,15 +326,16 @@ class Jobs:
     async def cancel(self, job_id: str, *, who: str | None = None) -> JobView:
         """Cancel a job that has not ended."""
         act = act_of(who, audit.CANCEL_TURN if is_turn(check_id(job_id)) else audit.CANCEL_JOB, job_id)
-        await self._commands.move(job_id, self._commands.cancelling(await self._streamed(job_id)), act)
+        job = await self._commands.job(job_id)
+        await self._commands.move(job_id, self._commands.cancelling(await self._streamed(job)), act, job)
         return await self.get(job_id)
 
-    async def _streamed(self, job_id: str) -> StreamedUsage | None:
+    async def _streamed(self, job: Job) -> StreamedUsage | None:
         """What the running call of a model has used, if its output shows that."""
-        runtime, job = self._runtime, await self._commands.job(job_id)
+        runtime = self._runtime
         if job.status is not JobStatus.RUNNING or job.service not in runtime.config.front_services:
             return None
-        return await streamed_usage(job_id, runtime.output_log, runtime.store, runtime.files)
+        return await streamed_usage(job.id, runtime.output_log, runtime.store, runtime.files)
 
     async def resume(self, job_id: str, *, who: str | None = None) -> JobView:
         """Put a FAILED job that is marked retryable back in the queue, at the step that failed. The job then counts

@@ -6,8 +6,8 @@ USABLE := import pip, sys; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for python in python3 python3.14 python3.13 python3.12 python3.11; do \
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$python; break; }; done)
 PORT ?= 8000
-# Tests mostly wait: three processes keep two cores busy. PROCESSES=0 is this process alone, for a debugger.
-PROCESSES ?= 3
+# Tests often wait: five processes keep two cores busy. PROCESSES=0 is this process alone, for a debugger.
+PROCESSES ?= 5
 
 VENV := .venv
 BIN := $(VENV)/bin

@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from threading import get_ident
 from typing import NamedTuple
 
 from fairlead.domain.fair_share import SECOND, micros
@@ -103,12 +102,10 @@ class Demand(NamedTuple):
 
 class _Numbers:
     """A rate in the numbers of windows: `per`, the width of an entry, the margin, and the most requests and units.
+    `end` is the end of the entry that was used last. Thousands of windows with the same rate share the numbers, so that
+    a claim finds them in the processor's cache."""
 
-    Calls that the provider has counted after `since` and by `until` are in the entry that ends at `end`; these three
-    change with the time. Thousands of windows with the same rate share the numbers, so that a claim finds them in the
-    processor's cache."""
-
-    __slots__ = ("end", "margin", "most_requests", "most_units", "per", "since", "until", "width")
+    __slots__ = ("end", "margin", "most_requests", "most_units", "per", "width")
 
     def __init__(self, rate: Rate | None) -> None:
         self.per = SECOND if rate is None else micros(rate.per)
@@ -116,26 +113,17 @@ class _Numbers:
         self.margin = min(LONGEST_MARGIN, self.per // MARGIN_PARTS)
         self.most_requests = UNLIMITED if rate is None or rate.requests is None else rate.requests
         self.most_units = UNLIMITED if rate is None or rate.units is None else micros(rate.units)
-        self.end = self.since = self.until = -UNLIMITED
+        self.end = -UNLIMITED
 
     def end_of(self, at: int) -> int:
         """The end of the entry of a call that the provider has counted by this time."""
-        if not self.since < at <= self.until:
-            end = at + self.per
-            self.end = end + -end % self.width
-            self.until = self.end - self.per
-            self.since = self.until - self.width
-        return self.end
+        end, at = self.end, at + self.per
+        if not end - self.width < at <= end:
+            self.end = end = at + -at % self.width  # the only change, because other threads may use the same numbers
+        return end
 
 
-@lru_cache
-def _numbers_in_thread(rate: Rate | None, thread: int) -> _Numbers:
-    return _Numbers(rate)
-
-
-def _numbers_of(rate: Rate | None) -> _Numbers:
-    """Dispatchers in different threads have numbers of their own, because `end_of` changes three of them."""
-    return _numbers_in_thread(rate, get_ident())
+_numbers_of = lru_cache(_Numbers)
 
 
 class Window:
@@ -329,19 +317,17 @@ class Window:
 
     def close(self, units: int, now: int) -> None:
         """The call of a grant has ended and used what it had reserved. As `ended`, but faster."""
-        entries, numbers = self.entries, self.numbers
-        if not numbers.since < now <= numbers.until:
-            numbers.end_of(now)
-        if self.lacks_grants or (entries and (entries[0] <= now or entries[-3] >= numbers.end)):
+        entries, end = self.entries, self.numbers.end_of(now)
+        if self.lacks_grants or (entries and (entries[0] <= now or entries[-3] >= end)):
             self.ended(units, None, None, now)
             return
         if entries:
             entries[-2] = self.counted - entries[-2]
             entries[-1] = self.counted_units - entries[-1]
-        entries += (numbers.end, self.counted, self.counted_units)
+        entries += (end, self.counted, self.counted_units)
         self.counted += 1
         self.counted_units += units
-        self.until = numbers.until if numbers.until < entries[0] else entries[0] - 1
+        self.until = min(end - self.numbers.per, entries[0] - 1)
 
     def ended(self, units: int, used: int | None, sent_at: int | None, now: int, *, reported: bool = False) -> None:
         """The call of a grant has ended. `used` are the units that it really took; None means that this is unknown, so
@@ -366,7 +352,7 @@ class Window:
             self.units += left - units
             self._insert(end, 1, left)
             if entries[-3] == end and not self.lacks_grants:
-                self.until = min(numbers.until, entries[0] - 1)
+                self.until = min(end - numbers.per, entries[0] - 1)
         if used is not None and used > units:
             self.add(now, 0, used - units)  # the provider may have counted these as late as at the end
 

@@ -272,6 +272,18 @@ async def test_tokens_that_the_upstream_has_left_correct_rates_in_tokens_only(
             assert await _used(app) == used
 
 
+async def test_units_that_a_handler_reports_as_left_correct_a_rate_in_any_unit(embedded: dict[str, str]) -> None:
+    app = Fairlead(Config.model_validate({}), **embedded)
+
+    @app.service("llm", limit=1, cost_unit="images", rate={"units": 1000, "per": 3600})
+    async def draw(call: Call) -> None:
+        call.rest(3600, units=100, tokens=5)
+
+    async with app.running(Roles()), asyncio.timeout(PATIENCE_S):
+        await (await app.submit("llm", cost=1, user_id="ada")).result()
+        assert await _used(app) == 900
+
+
 async def _used(app: Fairlead) -> float:
     """The units that the rate of the service counts."""
     (seen,) = await app._runtime.node.shards["main"].dispatcher.snapshot(["llm"])  # type: ignore[union-attr]

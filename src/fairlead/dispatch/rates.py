@@ -23,13 +23,15 @@ class Sent:
 @dataclass(frozen=True, slots=True)
 class Rest:
     """What the upstream said about its limits: it takes no call of this service, or of this region of the service, for
-    `seconds` seconds. With `requests` or `units`, it takes that many more within these seconds."""
+    `seconds` seconds. With `requests` or `units`, it takes that many more within these seconds; `tokens` are units if
+    the service counts in tokens, and nothing otherwise."""
 
     service: str
     region: str | None
     seconds: float
     requests: int | None = None
     units: float | None = None
+    tokens: float | None = None
 
 
 @fast_dataclass

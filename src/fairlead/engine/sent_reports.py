@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 
 from fairlead.dispatch.port import Dispatcher
 from fairlead.dispatch.rates import Rest, Sent
@@ -63,9 +64,8 @@ class SentReports:
 
     async def rest(self, rests: Sequence[Rest]) -> None:
         """Let services rest as their upstreams asked for, before the slot is released: otherwise the next step would be
-        refused too. Upstreams tell how many tokens are left; rates of services with another unit don't count them."""
-        in_tokens = {name for name, rules in self._rules.current.services.items() if rules.cost_unit == TOKENS}
-        rests = [rest for rest in rests if rest.units is None or rest.service in in_tokens]
+        refused too."""
+        rests = [counted for rest in rests if (counted := self._counted(rest)) is not None]
         for rest in rests:
             if rest.requests is None and rest.units is None:
                 where = rest.service if rest.region is None else f"{rest.service} in {rest.region}"
@@ -76,6 +76,15 @@ class SentReports:
             await self._dispatcher.rest(rests)
         except Unavailable as error:  # the next refused call reports it again
             log.warning("the rest of an upstream is not shared: %s", error)
+
+    def _counted(self, rest: Rest) -> Rest | None:
+        """The rest with its tokens as units. None if it has tokens alone, and its service counts in another unit."""
+        if rest.tokens is None:
+            return rest
+        service = self._rules.current.services.get(rest.service)
+        if service is not None and service.cost_unit == TOKENS:
+            return replace(rest, units=rest.tokens, tokens=None)
+        return None if rest.requests is None and rest.units is None else replace(rest, tokens=None)
 
     def close(self) -> None:
         if self._timer is not None:

@@ -301,12 +301,20 @@ class Call:
         counts."""
         self.sent_at = monotonic()
 
-    def rest(self, seconds: float, *, requests: int | None = None, units: float | None = None) -> None:
+    def rest(
+        self,
+        seconds: float,
+        *,
+        requests: int | None = None,
+        units: float | None = None,
+        tokens: float | None = None,
+    ) -> None:
         """Report that the upstream takes no more calls for this many seconds; or only this many `requests` and
-        `units`. This holds for the service, or its region, and for all workers."""
+        `units`. `tokens` are ignored if the service counts in another unit. This holds for the service, or its region,
+        and for all workers."""
         if self.rests is None:
             self.rests = []
-        self.rests.append(Rest(self.service, self.region, seconds, requests, units))
+        self.rests.append(Rest(self.service, self.region, seconds, requests, units, tokens))
 
     def emit(self, chunk: Any) -> None:
         """Append a chunk, text or any JSON value, to the output of this step, for readers of the job's output. If the

@@ -78,7 +78,7 @@ def _heed_remaining(call: Call, headers: Mapping[str, str]) -> None:
         left, most = (_number(headers.get(f"x-ratelimit-{what}-{kind}")) for what in ("remaining", "limit"))
         reset = _seconds(headers.get(f"x-ratelimit-reset-{kind}"))
         if reset and left is not None and most is not None and left * LITTLE < most and call.counts_sent:
-            limits: dict[str, Any] = {"requests": int(left)} if kind == "requests" else {"units": left}
+            limits: dict[str, Any] = {"requests": int(left)} if kind == "requests" else {"tokens": left}
             call.rest(min(LONGEST_REST, reset), **limits)
 
 

@@ -37,7 +37,7 @@ if scope.pool_limit then
 end
 
 local BANDS = { 0, 1, 2, 3 }
-local worker_name, first_of_name = ARGV[6], format('%d:', scope.epoch or 0)
+local worker_name = ARGV[6]
 local reply, jobs, lease_names, runs, taken = { 0, '', '', now, '' }, {}, {}, {}, {}
 
 local function issue(service, entry, user, estimate, charged, band)
@@ -46,7 +46,7 @@ local function issue(service, entry, user, estimate, charged, band)
     mask, units, group = rates.granted(service, user[ID], false, entry.cost, entry.plan)
   end
   scope.counter = scope.counter + 1
-  local name, expires, n = first_of_name .. scope.counter .. ARGV[7], now + service.ttl, #jobs + 1
+  local name, expires, n = lease_name(scope.counter, ARGV[7]), now + service.ttl, #jobs + 1
   local stored = pack(entry.job, entry.step, entry.run, user[ID], worker_name, now, false, charged, user[WEIGHT],
     band, estimate, expires)
   if mask or entry.cost then -- as in exchange.lua

@@ -78,7 +78,7 @@ local function first_lease(service)
   return n / 2
 end
 
-local first_of_name = format('%d:', scope.epoch or 0)
+local by_worker = pack(worker_name, now)
 -- `mask`, `units` and `group` are those that `rates.granted` returned (mask false: none), or nil if it was not called yet.
 local function issue(service, job, step, run, user, estimate, charged, band, region, cost, plan, mask, units, group)
   if rates and mask == nil then
@@ -86,24 +86,22 @@ local function issue(service, job, step, run, user, estimate, charged, band, reg
   end
   local n, user_id, weight, expires = HEADER + 10 * count, user[ID], user[WEIGHT], now + service.ttl
   count, scope.counter = count + 1, scope.counter + 1
-  local name, stored = first_of_name .. scope.counter .. ARGV[13], nil
+  local name, amount, rest = lease_name(scope.counter, ARGV[13]), pack(charged), ''
   if group then
-    stored = pack(job, step, run, user_id, worker_name, now, region, charged, weight, band, estimate, expires,
-      mask, units, false, cost or false, group)
+    rest = packed[mask] .. packed[units] .. FALSE .. packed[cost or false] .. packed[group]
   elseif cost then
-    stored = pack(job, step, run, user_id, worker_name, now, region, charged, weight, band, estimate, expires,
-      mask or false, units or false, false, cost)
+    rest = packed[mask or false] .. packed[units or false] .. FALSE .. packed[cost]
   elseif mask then
-    stored = pack(job, step, run, user_id, worker_name, now, region, charged, weight, band, estimate, expires,
-      mask, units)
-  else
-    stored = pack(job, step, run, user_id, worker_name, now, region, charged, weight, band, estimate, expires)
+    rest = packed[mask] .. packed[units]
   end
+  local stored = before_text[#job] .. job .. packed[step] .. packed[run] .. before_text[#user_id] .. user_id .. by_worker
+    .. packed[region] .. amount .. packed[weight] .. packed[band]
+    .. (estimate == charged and amount or pack(estimate)) .. packed[expires] .. rest
   keep_lease(service, name, region, stored)
   jobs[count], lease_names[count], runs[count] = job, name, run
   reply[n + 1], reply[n + 2], reply[n + 3], reply[n + 4] = name, job, step, run
   reply[n + 5], reply[n + 6], reply[n + 7] = number_of[service] or first_lease(service), user_id, region
-  reply[n + 8], reply[n + 9], reply[n + 10] = charged, weight_text(weight), band
+  reply[n + 8], reply[n + 9], reply[n + 10] = charged, weight % 1 == 0 and weight or weight_text(weight), band
 end
 
 -- Functions that only some scopes need are created only in those branches: creating a function costs 0.3 µs per call of

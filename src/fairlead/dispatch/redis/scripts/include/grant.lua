@@ -63,6 +63,18 @@ local function vacate(service, slot, region)
   end
 end
 
+-- The name of the lease with this number. Successive ones differ in their last digit, so the others are formatted once.
+local first_of_names, first_numbers = nil, -1
+local function lease_name(number, last)
+  local digit = number % 10
+  local numbers = number - digit
+  if numbers ~= first_numbers then
+    first_of_names = format(number < 10 and '%d:' or '%d:%d', scope.epoch or 0, numbers / 10)
+    first_numbers = numbers
+  end
+  return first_of_names .. char(48 + digit) .. last
+end
+
 -- `stored` are the packed values: job, step, run, user, worker, granted, region or false, charge, weight, band,
 -- estimate, expires; and if rates count the call or it stated its cost: the mask of its windows or false, its units, when
 -- it was sent or false, and its cost or false; and if rates of groups count it, the path of the innermost of these. The
@@ -105,7 +117,7 @@ end
 local function record_granted(jobs, lease_names, runs)
   local known, written = read_many(ONLEASE, jobs), {}
   for i = 1, #jobs do
-    local recorded = pack(lease_names[i], runs[i])
+    local recorded = before_text[#lease_names[i]] .. lease_names[i] .. packed[runs[i]]
     written[2 * i - 1], written[2 * i] = jobs[i], known[i] and known[i] .. recorded or recorded
   end
   write_many(ONLEASE, written, true)
@@ -128,11 +140,12 @@ local function remove_one_lease(job, name)
 end
 
 local function record_ended(jobs, lease_names)
-  local known, gone = read_many(ONLEASE, jobs), {}
+  local known, gone, count = read_many(ONLEASE, jobs), {}, 0
   for i = 1, #jobs do
     local name, _, another = unpack_of(known[i] or '')
     if name == lease_names[i] and not another then
-      gone[#gone + 1] = jobs[i]
+      count = count + 1
+      gone[count] = jobs[i]
     elseif name then
       remove_one_lease(jobs[i], lease_names[i])
     end
@@ -165,7 +178,8 @@ local function release_one(
   service, name, mark, reported, sent, job, _, _, user_id, _, granted, region, charged, weight, band, estimate, _,
   mask, units, sent_at, cost, group
 )
-  local user, unparked = user_of(service, user_id), false
+  local user, unparked = service.users[user_id] or user_of(service, user_id), false
+  user[CHANGED] = true
   if rates then
     unparked = rates.ended(service, user, region, mark == '1', reported, mask, units, sent_at, granted, sent, group)
   end
@@ -190,7 +204,9 @@ local function release_one(
   end
   if not service.fifo and used ~= charged then
     user[TAG + band] = (user[TAG + band] or 0) + used - charged
-    mark_stale(service, user)
+    if not user[STALE] then
+      mark_stale(service, user)
+    end
     if used > charged then
       user[NEW + band] = false -- a user with debt is not new
     end
@@ -202,13 +218,15 @@ local function release_one(
   if user[LANES] == '@' then
     released_in_groups = released_in_groups or scope.groups().released
     released_in_groups(service, user, band, charged > 0 and estimate, base, weight, used - charged)
-  else
+  elseif service.user_limit or user[PARKED] then
     park_or_unpark(service, user)
   end
   if unparked then
     rates.groups_ended(service, group)
   end
-  forget_if_idle(service, user)
+  if user[WAITING] == 0 and user[RUNNING] == 0 then
+    forget_if_idle(service, user)
+  end
   return job
 end
 
@@ -222,7 +240,8 @@ local function release(service, mark, reported, lease_names, sent)
     for i = 1, #lease_names do
       if stored[i] then
         local _, _, _, _, user_id = cmsgpack.unpack_limit(stored[i], 4, 0)
-        ids[#ids + 1] = user_id
+        count = count + 1
+        ids[count] = user_id
       end
     end
   end
@@ -245,6 +264,7 @@ local function release(service, mark, reported, lease_names, sent)
     end
     ids = groups
   end
+  count = 0
   for i, name in ipairs(lease_names) do
     if stored[i] and not seen[name] then
       seen[name] = true

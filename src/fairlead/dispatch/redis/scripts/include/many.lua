@@ -8,6 +8,8 @@
 -- expected to get, `each` that of one head.
 --
 --- @const HIGHEST 1e300
+-- An empty list that takes four values without growing, in half the time
+--- @const FOUR {nil,nil,nil,nil}
 
 local function sorts_before(sort_key, id, other, other_id)
   return sort_key < other or (sort_key == other and before(id, other_id))
@@ -48,40 +50,54 @@ local function sort_again(level)
   level.sorted = level.last
 end
 
--- A level with these heads, up to the first one of another band.
+-- A level with these heads, up to the first one of another band. Its sort keys are set by `read_sort_keys`.
 local function new_level(prefix, quota, heads)
-  local ids, sort_keys, key_at, first = {}, {}, #prefix + 2, byte(heads[1])
+  local ids, id_at, first = FOUR, #prefix + 18, byte(heads[1])
   for i = 1, #heads do
     if byte(heads[i]) ~= first then
       break
     end
-    ids[i], sort_keys[i] = sub(heads[i], key_at + 16), tonumber(sub(heads[i], key_at, key_at + 15))
+    ids[i] = sub(heads[i], id_at)
   end
-  return { prefix = prefix, quota = quota, each = math.ceil(quota / #ids), ids = ids, sort_keys = sort_keys, at = 1,
-    again = {}, again_keys = {}, first = 1, sorted = 0, last = 0, least = HIGHEST, more = #ids >= quota }
+  return { prefix = prefix, quota = quota, each = math.ceil(quota / #ids), ids = ids, sort_keys = FOUR, at = 1,
+    again = FOUR, again_keys = FOUR, first = 1, sorted = 0, last = 0, least = HIGHEST, more = #ids >= quota }
+end
+
+-- The sort keys of these heads, which begin at `known` + 1. Records that were read have them as numbers; to convert the
+-- text costs 0.2 µs each.
+local function read_sort_keys(service, band, level, heads, known)
+  local ids, sort_keys, users, key_at = level.ids, level.sort_keys, not service.fifo and service.users, #level.prefix + 2
+  for i = known + 1, #ids do
+    local node = users and users[ids[i]]
+    if node then
+      sort_keys[i] = node[NEW + band] or node[TAG + band] + MIDDLE
+    else
+      sort_keys[i] = tonumber(sub(heads[i - known], key_at, key_at + 15))
+    end
+  end
 end
 
 -- Read as many heads of a level again. None are written while steps are taken.
-local function read_more(service, level)
+local function read_more(service, band, level)
   local ids, prefix, known, from = level.ids, level.prefix, #level.ids, '[' .. level.prefix .. '\0'
   local heads = call('ZRANGEBYLEX', service.keys.heads, from, '(' .. prefix .. '\1', 'LIMIT', known, known)
   for i = 1, #heads do
     ids[known + i] = sub(heads[i], #prefix + 18)
-    level.sort_keys[known + i] = tonumber(sub(heads[i], #prefix + 2, #prefix + 17))
   end
   level.more = #heads == known
   read_users(service, ids)
+  read_sort_keys(service, band, level, heads, known)
   if rates then
     rates.read_members(service, ids)
   end
 end
 
 -- Take the next user or group out of a level; nil if there is none.
-local function next_of(service, level)
+local function next_of(service, band, level)
   local at, least = level.at, level.least
   local id = level.ids[at]
   if not id and level.more then
-    read_more(service, level)
+    read_more(service, band, level)
     id = level.ids[at]
   end
   if id and level.sort_keys[at] < least then
@@ -104,20 +120,24 @@ local function next_of(service, level)
 end
 
 -- Read the heads within all groups of a level, as many as each is expected to need, and their records with one command.
-local function open_groups(service, level, lane, levels)
-  local members = {}
+local function open_groups(service, band, level, lane, levels)
+  local members, opened = {}, {}
   for _, id in ipairs(level.ids) do
     if byte(id) == 1 and not levels[id] then
       local prefix = 'g' .. sub(id, 2) .. '\0' .. lane
       local first = call('ZRANGEBYLEX', service.keys.heads, '[' .. prefix .. '\0', '(' .. prefix .. '\1', 'LIMIT', '0',
         level.each)
       levels[id] = new_level(prefix, level.each, first[1] and first or error('a group has no member in the heads'))
+      opened[id] = first
       for _, member in ipairs(levels[id].ids) do
         members[#members + 1] = member
       end
     end
   end
   read_users(service, members)
+  for id, heads in pairs(opened) do
+    read_sort_keys(service, band, levels[id], heads, 0)
+  end
   if rates and (rates.by_user or byte(members[1]) == 1) then
     rates.read_members(service, members)
   end
@@ -132,7 +152,7 @@ local function next_steps(service, lane, user, waiting, each, ahead)
   end
   if not mine or not mine[at] or (service.fifo and waiting > 1 and not mine[at + 1]) then
     local id = user[ID]
-    local queue = lane .. '\0' .. format('%04x', #id) .. id
+    local queue = lane .. '\0' .. lengths[#id] .. id
     -- Open-ended: the user has this many steps, so another user's follow only if one was lost.
     mine, at = call('ZRANGEBYLEX', service.keys.line, '[' .. queue, '+', 'LIMIT', user[TAKEN] > 0 and user[TAKEN] or '0',
       waiting < each and waiting or each), 1
@@ -217,6 +237,7 @@ local function take_in_band(service, band, heads, room, issue)
   local root, levels, path, ahead, full = new_level(lane, room, heads), NONE, {}, { at = {} }, false
   local left_out = {}
   read_users(service, root.ids)
+  read_sort_keys(service, band, root, heads, 0)
   if parks then
     rates.read_members(service, root.ids)
   end
@@ -237,7 +258,7 @@ local function take_in_band(service, band, heads, room, issue)
         level.at = head_at + 1
         user = users[id] or error('a user or group in the heads is not stored')
       else
-        user = next_of(service, level)
+        user = next_of(service, band, level)
       end
       local group = user and user[MEMBER_LANES] == '#'
       if group then
@@ -247,7 +268,7 @@ local function take_in_band(service, band, heads, room, issue)
         id = user[ID]
         if not levels[id] then
           levels = levels == NONE and {} or levels
-          open_groups(service, level, lane, levels)
+          open_groups(service, band, level, lane, levels)
         end
         level = levels[id]
       end

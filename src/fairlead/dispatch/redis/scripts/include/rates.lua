@@ -569,6 +569,18 @@ if scope.rates then
       if own_used >= own_most then
         return nil
       end
+      local only = not by_user and service == ids_of_service and ids_by_group[user[GROUP]]
+      local far_group = only and not only[2] and only[-1]
+      if far_group and far_group[1] and far_group[3] > 0 and units <= far_group[4] then
+        -- The only rate of a member is far from full.
+        if own_most < MIDDLE and own_used > 0 and own_used + units > own_most then
+          return nil
+        elseif mask == 1 then
+          opened, opened_units, own_used = opened + 1, opened_units + units, own_used + units
+        end
+        far_group[3], far_group[5], far_group[6] = far_group[3] - 1, far_group[5] + 1, far_group[6] + units
+        return mask + 16, units, only.path
+      end
       local limited, index, text, rate = with_units and units or 0, nil, nil, nil
       if by_user then
         local id = user[ID]
@@ -796,7 +808,9 @@ if scope.rates then
             changed(found, node)
           end
         end
-        unparked = unparked or not node or node[PARKED] == 0
+        if not node or node[PARKED] then
+          unparked = unparked or not node or node[PARKED] == 0
+        end
       end
       return unparked
     end,

@@ -18,7 +18,7 @@ local META, WAITERS, WORKERS, ENTRIES, ONLEASE = KEYS[1], KEYS[2], KEYS[3], KEYS
 -- The maximum number of arguments of a command; Lua's stack holds 8,000
 --- @const CHUNK 4000
 
-local call, floor, format, sub, byte = redis.call, math.floor, string.format, string.sub, string.byte
+local call, floor, format, sub, byte, char = redis.call, math.floor, string.format, string.sub, string.byte, string.char
 local pack, unpack_of = cmsgpack.pack, cmsgpack.unpack
 
 local NONE, WIDE = {}, string.rep(' ', 65) -- NONE is never modified
@@ -30,9 +30,10 @@ if not now then
 end
 
 local function split(text)
-  local parts = {}
+  local parts, count = {}, 0
   for part in string.gmatch(text, '[^%z]+') do
-    parts[#parts + 1] = part
+    count = count + 1
+    parts[count] = part
   end
   return parts
 end
@@ -84,9 +85,13 @@ end
 
 -- One command with any number of arguments, which come in groups of `group`.
 local function call_many(command, key, list, group)
-  local size = CHUNK - CHUNK % (group or 1)
-  for first = 1, #list, size do
-    call(command, key, unpack(list, first, math.min(first + size - 1, #list)))
+  if #list > CHUNK then
+    local size = CHUNK - CHUNK % (group or 1)
+    for first = 1, #list, size do
+      call(command, key, unpack(list, first, math.min(first + size - 1, #list)))
+    end
+  elseif list[1] then
+    call(command, key, unpack(list))
   end
 end
 
@@ -115,6 +120,24 @@ local function write_many(key, list, new)
   end
   call_many('HSET', key, list, 2)
 end
+
+-- `pack` makes a string of every argument and joins them (0.05 µs each), so most records are joined from these instead:
+-- packed values that repeat, and what is packed before a text of a length.
+--- @const FALSE '\194'
+local packed = setmetatable({ [false] = FALSE, [0] = '\0', '\1', '\2', '\3' }, {
+  __index = function(known, value)
+    local text = pack(value)
+    known[value] = text
+    return text
+  end,
+})
+local before_text = setmetatable({ [36] = '\217$' }, {
+  __index = function(known, length)
+    local head = length < 32 and char(160 + length) or sub(pack(string.rep(' ', length)), 1, -length - 1)
+    known[length] = head
+    return head
+  end,
+})
 
 --- @nest
 local names = split(ARGV[2])

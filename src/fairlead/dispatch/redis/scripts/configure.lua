@@ -163,10 +163,19 @@ local function text(rate)
   return rate and table.concat(rate, ' ') or ''
 end
 
+-- The rates of groups before this call, by path.
+local function old_group_rates()
+  local found = {}
+  for _, path in ipairs(rates.rated_paths()) do
+    found[path] = { unpack_of(call('HGET', META, 'rate:' .. path)) }
+  end
+  return found
+end
+
 -- Apply the rates of plans and groups. Returns the old rates of plans, and whether any of these rates has changed.
 local function change_member_rates()
-  local state = rates.state
-  local old_plans, old_groups, changed, units = state.q or NONE, state.g or NONE, false, false
+  local state, old_groups = rates.state, old_group_rates()
+  local old_plans, changed, units = state.q or NONE, false, false
   for _, pair in ipairs({ { old_plans, plans or NONE }, { old_groups, group_rates or NONE } }) do
     for _, both in ipairs({ { pair[1], pair[2] }, { pair[2], pair[1] } }) do
       for name, rate in pairs(both[1]) do
@@ -177,7 +186,16 @@ local function change_member_rates()
       units = units or rate[2] < MIDDLE
     end
   end
-  state.q, state.g, state.z = plans, group_rates, units or nil
+  for path, rate in pairs(group_rates or NONE) do
+    call('HSET', META, 'rate:' .. path, pack(unpack(rate)))
+    rates.change_group(path, rate)
+    old_groups[path] = nil
+  end
+  for path in pairs(old_groups) do
+    call('HDEL', META, 'rate:' .. path)
+    rates.change_group(path, false)
+  end
+  state.q, state.g, state.z = plans, group_rates and true, units or nil
   return old_plans, changed
 end
 local old_plans, member_rates_changed = NONE, false

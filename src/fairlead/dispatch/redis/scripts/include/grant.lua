@@ -248,7 +248,7 @@ local function release(service, mark, reported, lease_names, sent)
   while ids[1] do
     -- Read the users, then their groups, and the windows of both, with one command each.
     read_users(service, ids)
-    if rates and (rates.by_user or byte(ids[1]) == 1) then
+    if rates and rates.read_members and (rates.by_user or byte(ids[1]) == 1) then
       rates.read_members(service, ids)
     end
     local groups, users, known = {}, service.users, {}

@@ -87,7 +87,7 @@ local function read_more(service, band, level)
   level.more = #heads == known
   read_users(service, ids)
   read_sort_keys(service, band, level, heads, known)
-  if rates then
+  if rates and rates.read_members then
     rates.read_members(service, ids)
   end
 end
@@ -138,7 +138,7 @@ local function open_groups(service, band, level, lane, levels)
   for id, heads in pairs(opened) do
     read_sort_keys(service, band, levels[id], heads, 0)
   end
-  if rates and (rates.by_user or byte(members[1]) == 1) then
+  if rates and rates.read_members and (rates.by_user or byte(members[1]) == 1) then
     rates.read_members(service, members)
   end
 end

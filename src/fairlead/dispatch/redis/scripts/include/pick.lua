@@ -60,7 +60,7 @@ local function first_step(service, bands, regions, pool_full, unserved)
     return of_regions().pick(service, bands, regions, pool_full, unserved)
   end
   local chosen = pick_unbound(service, bands)
-  while chosen and rates and rates.parks(service, chosen.lane, chosen.user) do
+  while chosen and rates and rates.parks and rates.parks(service, chosen.lane, chosen.user) do
     chosen = pick_unbound(service, bands)
   end
   return chosen

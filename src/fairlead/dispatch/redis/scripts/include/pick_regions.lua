@@ -74,7 +74,7 @@ local function pick_of_regions(service, bands, regions, pool_full, unserved)
         user, within = scope.groups().next_user(service, lane, user)
         order = order .. within
       end
-      if rates and rates.parks(service, lane, user) then
+      if rates and rates.parks and rates.parks(service, lane, user) then
         from = '[' .. lane
       else
         in_turn = rates and rates.fitting(service, lane, user, in_turn) or in_turn

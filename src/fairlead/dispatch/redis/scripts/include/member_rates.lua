@@ -502,7 +502,8 @@ rates.groups_ended = function(service, path)
   end
 end
 
-local function ended_of_user(service, user, end_in, refund, used, mask, units, sent_at, reported)
+-- A call of a user has ended, or was never made.
+local function ended_of_user(service, user, refund, used, mask, units, sent_at, reported)
   local id = user[ID]
   local index = service.texts[id]
   if not index and service.windows[id] == nil then
@@ -522,14 +523,15 @@ local function ended_of_user(service, user, end_in, refund, used, mask, units, s
   end
   if found then
     if mask % 16 >= 8 then
+      local end_in = refund and not reported and close or window_ended
       end_in(found, units, used, sent_at, reported)
     end
     changed(found, user)
   end
 end
 
--- Returns whether one of the groups is to be unparked.
-local function ended_of_groups(service, path, end_in, refund, used, units, sent_at, reported)
+-- The same for the groups with rates, of which the innermost has this path. Returns whether one is to be unparked.
+local function ended_of_groups(service, path, refund, used, units, sent_at, reported)
   local groups, unparked = service == ids_of_service and ids_by_group[path] or rated_on_path(service, path), false
   for i = 1, #groups do
     local id, group = groups[i], groups[-i]
@@ -552,6 +554,7 @@ local function ended_of_groups(service, path, end_in, refund, used, units, sent_
     else
       local found = service.windows[id] or user_window(service, id)
       if found then
+        local end_in = refund and not reported and close or window_ended
         end_in(found, units, used, sent_at, reported)
         changed(found, node)
       end
@@ -566,7 +569,8 @@ end
 members = {
   window = user_window, score = score, changed = changed, reconsider = reconsider, has_rate = has_rate,
   group_rate = group_rate, group_rates = group_rates, rated_on_path = rated_on_path, take_plan = take_plan,
-  window_of_group = window_of_group, advance = advance_members,
+  window_of_group = window_of_group, advance = advance_members, ended_of_user = ended_of_user,
+  ended_of_groups = ended_of_groups,
 
   -- Count a grant. Returns the mask of all its windows, and the path of the innermost of the user's groups with a rate.
   granted = function(service, user_id, plan, mask, units)
@@ -582,15 +586,6 @@ members = {
       open(window_of_group(service, groups[i]), units)
     end
     return groups[1] and mask + 16 or mask, groups.path
-  end,
-
-  -- The call of a grant has ended, or was never made. Returns whether a group is to be unparked.
-  ended = function(service, user, refund, used, mask, units, sent_at, reported, path)
-    local end_in = refund and not reported and close or window_ended
-    if by_user or mask % 16 >= 8 then
-      ended_of_user(service, user, end_in, refund, used, mask, units, sent_at, reported)
-    end
-    return path and ended_of_groups(service, path, end_in, refund, used, units, sent_at, reported)
   end,
 
   save = function()

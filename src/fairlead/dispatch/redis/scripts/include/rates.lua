@@ -257,7 +257,10 @@ rates = {
         end_in(windows[i], units, used, sent_at, reported)
       end
     end
-    return members and members.ended(service, user, refund, used, mask, units, sent_at, reported, path)
+    if members and (by_user or mask % 16 >= 8) then
+      members.ended_of_user(service, user, refund, used, mask, units, sent_at, reported)
+    end
+    return members and path and members.ended_of_groups(service, path, refund, used, units, sent_at, reported)
   end,
 
   count_ended = count_late,

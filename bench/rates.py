@@ -4,9 +4,10 @@ exchange of 1, 20 and 100 steps.
     python -m bench.rates [--rounds 10] [--before ../other-tree] [--only redis]
 
 All variants take turns in every round, on one temporary Redis, so that a slow minute of the machine meets all of them.
-The table has the lowest figure of each, because other work only adds to it, and the ratio to a claim that uses none of
-this. With `--before`, the dispatchers of another working tree take turns with them. The commands that one exchange
-sends within Redis are counted too; these numbers are exact. `tests/chaos/rates.py` measures how much of a rate is used.
+The table has the lowest figure of each, because other work only adds to it, and the median ratio of its turns to those
+of a claim that uses none of this, in the same rounds. With `--before`, the dispatchers of another working tree take
+turns with them. The commands that one exchange sends within Redis are counted too; these numbers are exact.
+`tests/chaos/rates.py` measures how much of a rate is used.
 The scenario `scale` of the benchmark measures the same variants as the dispatcher's caller sees them (`times`).
 """
 
@@ -166,6 +167,10 @@ class Tree:
         return cpu, commands
 
 
+def _costs(turns: list[tuple[float, float]]) -> list[float]:
+    return [cpu for cpu, _ in turns]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=10)
@@ -195,10 +200,10 @@ def main() -> None:
     print("| dispatcher | steps | with | CPU for each step, us |", *(f"of {name} |" for name in bases), "commands |")
     print("| --- " * (5 + len(bases)) + "|")
     for engine, batch, (row, _, _) in itertools.product(options.only or ENGINES, CALLS, cells):
-        turns = found[engine, batch, row]
-        cost, commands = min(cpu for cpu, _ in turns), statistics.median(count for _, count in turns)
-        ratios = [f"{cost / min(cpu for cpu, _ in found[engine, batch, base]):.2f} |" for base in bases]
-        print(f"| {engine} | {batch} | {row} | {cost:.1f} |", *ratios, f"{commands:.0f} |")
+        costs, commands = zip(*found[engine, batch, row], strict=True)
+        ratios = [statistics.median(map(truediv, costs, _costs(found[engine, batch, base]))) for base in bases]
+        shown = [f"{ratio:.2f} |" for ratio in ratios]
+        print(f"| {engine} | {batch} | {row} | {min(costs):.1f} |", *shown, f"{statistics.median(commands):.0f} |")
 
 
 if __name__ == "__main__":

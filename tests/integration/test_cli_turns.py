@@ -50,6 +50,7 @@ def test_the_exit_code_is_the_commands_and_a_failure_is_stored(server: Up) -> No
 
 def test_an_invalid_turn_command_is_reported(server: Up) -> None:
     assert "nowhere" in server.run("turn", "nowhere", "true").err
+    assert "the cost must be more than 0" in server.run("turn", "slot", "--cost", "0", "true").err
     nothing = server.run("turn", "slot", "no-such-command")
     assert (nothing.code, "no-such-command cannot be run" in nothing.err) == (Exit.USAGE, True)
 

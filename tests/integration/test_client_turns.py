@@ -42,6 +42,11 @@ async def test_a_turn_and_its_result(client: AsyncClient) -> None:
     assert (state.status, state.result) == (JobStatus.COMPLETED, {"path": "cat.png"})
 
 
+async def test_the_cost_of_a_turn_reaches_the_queue(client: AsyncClient, site: Site) -> None:
+    async with client.turn("slot", "ada", cost=12.5) as turn:
+        assert (await site.app._runtime.store.get_jobs([turn.id]))[turn.id].cost == 12.5
+
+
 async def test_turns_are_granted_one_after_the_other_and_positions_are_sent(client: AsyncClient) -> None:
     positions: list[int] = []
     notified, order = asyncio.Event(), []

@@ -94,6 +94,15 @@ async def test_a_turn_from_the_queue_to_its_result(http: httpx2.AsyncClient) -> 
     assert (await waiting)["status"] == "RUNNING"
 
 
+async def test_a_turn_counts_with_the_cost_that_it_states(http: httpx2.AsyncClient) -> None:
+    await waited(http, await opened(http, "ada"))
+    await opened(http, "bob")
+    turn = await opened(http, "eve", cost=12.5)
+    why = (await http.get(f"/api/v1/jobs/{turn['turn_id']}/why")).json()
+    estimates = [each["details"]["estimate"] for each in why["reasons"] if "estimate" in each["details"]]
+    assert [(each["source"], each["cost"], each["seconds"]) for each in estimates] == [("stated", 12.5, 12.5)]
+
+
 async def test_a_long_poll_that_times_out_returns_the_turn(http: httpx2.AsyncClient) -> None:
     await waited(http, await opened(http, "ada"))
     turn = await waited(http, await opened(http, "bob"), seconds=1)
@@ -236,6 +245,8 @@ async def test_a_holder_that_renews_keeps_the_slot(http: httpx2.AsyncClient) -> 
         ({"service": "slot", "user_id": "ada", "wait_timeout": 0}, "/wait_timeout"),
         ({"service": "slot", "user_id": "ada", "wait_timeout": "soon"}, "/wait_timeout"),
         ({"service": "slot", "user_id": "ada", "metadata": [1]}, "/metadata"),
+        ({"service": "slot", "user_id": "ada", "cost": 0}, "/cost"),
+        ({"service": "slot", "user_id": "ada", "cost": "much"}, "/cost"),
         ({"service": "slot", "user_id": "ada", "delay": 3}, "/delay"),
         ({"service": "echo_then_shout", "user_id": "ada"}, "/service"),
     ],

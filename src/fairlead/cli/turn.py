@@ -81,6 +81,10 @@ def turn(
         float | None,
         typer.Option("--wait-timeout", metavar="DURATION", parser=duration, help="Give up after waiting 90s, 5m, 1h."),
     ] = None,
+    cost: Annotated[
+        float | None,
+        typer.Option("--cost", metavar="N", help="The expected cost in the unit of the service, else in seconds."),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Wait for a slot of a service, and run a command in it.
@@ -104,6 +108,7 @@ def turn(
                 on_position=moved,
                 wait_timeout=wait_timeout,
                 priority=priority,
+                cost=cost,
                 metadata={"command": command[0][:200]},
             ) as held,
         ):

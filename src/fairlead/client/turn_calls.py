@@ -51,6 +51,7 @@ def request_of(
     wait_timeout: float | None,
     priority: str | None,
     metadata: Mapping[str, Any] | None,
+    cost: float | None,
 ) -> dict[str, Any]:
     """Return the body of a request for a turn, with the fields that are set. The gateway uses its defaults for the
     others. A user id is sent as a string, even if it is a number."""
@@ -60,6 +61,7 @@ def request_of(
         "wait_timeout": wait_timeout,
         "priority": priority,
         "metadata": metadata,
+        "cost": cost,
     }
     return {name: value for name, value in fields.items() if value is not None}
 

@@ -27,6 +27,9 @@ class TurnRequest(Shape):
     wait_timeout: float | None = Field(
         None, gt=0, le=366 * 86400, description="Fail the turn if it has no slot after this many seconds."
     )
+    cost: float | None = Field(
+        None, gt=0, description="What the work is expected to cost in the unit of the service, by default in seconds."
+    )
     metadata: dict[str, Any] | None = Field(None, description="Stored and returned with the turn; at most 16 KiB.")
 
 

@@ -427,7 +427,7 @@ def declare(app: Fairlead) -> None:
     """Declare the services and pipelines that pages take for granted, unless the app has them."""
     for name in WORKING:
         if name not in app.config.services:
-            app.service(name, limit=10)(work)
+            app.service(name, limit=10, **({"cost_unit": "tokens"} if name == "llm" else {}))(work)
     if "chat" not in app.config.services:
         app.service("chat", limit=4)(talk)
     app.pipeline("full_pipeline", ["prompt_enhancer", "fast_chat_llm", "image_gen", "model_3d_gen"])

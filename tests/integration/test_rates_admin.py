@@ -74,6 +74,14 @@ async def test_rates_that_make_no_sense_are_refused(site: Site) -> None:
     assert state.rate == Rate(None, 7.5)
 
 
+@pytest.mark.parametrize("of", [{}, {"user": True}])
+async def test_tokens_of_a_service_that_counts_in_seconds_are_refused(site: Site, of: dict[str, Any]) -> None:
+    refused = await site.client.put("/admin/services/shout/rate", json={"tokens": 7.5, **of})
+    assert (refused.status_code, refused.json()["pointer"]) == (422, "/tokens")
+    assert refused.json()["detail"] == "shout counts in seconds, not in tokens: set units instead, or requests"
+    assert (await site.app.set_rate("shout", units=1, **of)).unit == "seconds"
+
+
 SECTIONS: dict[str, Any] = {
     "services": {"llm": {"limit": 9, "url": "http://127.0.0.1:9", "cost_unit": "tokens", "pool": "gpu"}},
     "pools": {"gpu": {"limit": 9, "rate": {"tokens": 900, "per": 60}}},
@@ -139,6 +147,9 @@ async def test_a_rate_of_a_plan_needs_services_that_one_redis_counts(make_site: 
 
 
 TOML = """
+[services.slow]
+limit = 1
+
 [services.llm]
 limit = 9
 cost_unit = "tokens"
@@ -168,6 +179,8 @@ def test_the_command_shows_changes_and_lifts_rates(tmp_path: Path) -> None:
         assert printed("--plan", "free", "--lift") == "plan free  rate of each user 5 requests per 60 s"
         assert printed("--group", "acme", "--requests", "7") == "group acme  rate 7 requests per 60 s"
         assert "there is no group 'red'; known are: acme" in printed("--group", "red", "--requests", "7")
+        assert "slow counts in seconds, not in tokens" in printed("slow", "--tokens", "5")
+        assert printed("slow", "--units", "5") == "slow  rate 5 seconds per 60 s, for each user none"
         for wrong in (
             (),
             ("llm", "--pool", "gpu"),

@@ -18,7 +18,7 @@ from fairlead.domain.costs import CostError, used_units
 from fairlead.domain.job import Job
 from fairlead.domain.openai import FrontRequest, estimated_tokens
 from fairlead.domain.rates import UNITS, RateOf
-from fairlead.domain.rules import Rules, ServiceRules
+from fairlead.domain.rules import Order, Rules, ServiceRules
 from fairlead.domain.submission import Submission, SubmissionChecker, check
 from fairlead.domain.usage import reported
 from fairlead.errors import InvalidInput
@@ -264,6 +264,12 @@ def test_services_that_speak_openai_count_in_tokens() -> None:
 def test_the_rate_of_a_pool_without_services_counts_units() -> None:
     rules = Rules({"s": ServiceRules("s", limit=1, cost_unit="tokens", pool="gpu")}, {"gpu": 2, "spare": 1})
     assert [rules.unit_of(RateOf("pool", name)) for name in ("gpu", "spare")] == ["tokens", UNITS]
+
+
+def test_the_rate_of_a_group_does_not_count_in_the_unit_of_a_fifo_service() -> None:
+    fifo = ServiceRules("fifo", limit=1, order=Order.FIFO)
+    rules = Rules({"fifo": fifo, "llm": ServiceRules("llm", limit=1, cost_unit="tokens")})
+    assert [rules.unit_of(RateOf(kind, "acme")) for kind in ("group", "plan")] == ["tokens", UNITS]
 
 
 def test_tokens_are_the_unit_of_a_service_whose_calls_a_rate_in_tokens_counts() -> None:

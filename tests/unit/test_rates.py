@@ -156,6 +156,21 @@ def test_a_rate_that_makes_no_sense_is_refused_at_the_start(tmp_path: Path, rate
     assert any(each.startswith(f"{file}: {problem}") for each in refused.value.problems), refused.value.problems
 
 
+@pytest.mark.parametrize(
+    ("rate", "name"),
+    [
+        ("rate = { tokens = 5 }", "rate"),
+        ("user_rate = { tokens = 5 }", "user_rate"),
+        ("regions.us = { url = 'http://us/', limit = 1, rate = { tokens = 5 } }", "regions.us.rate"),
+    ],
+)
+def test_a_rate_in_tokens_of_a_service_with_another_unit_is_refused(tmp_path: Path, rate: str, name: str) -> None:
+    file = tmp_path / "fairlead.toml"
+    file.write_text(f"[services.s]\nlimit = 1\ncost_unit = 'images'\n{rate}\n")
+    with pytest.raises(ConfigError, match=f"services.s: {name} is in tokens, but cost_unit is 'images'"):
+        load(file, {})
+
+
 def test_rates_of_pools_regions_and_users_are_read(tmp_path: Path) -> None:
     file = tmp_path / "fairlead.toml"
     file.write_text(

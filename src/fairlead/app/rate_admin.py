@@ -14,7 +14,8 @@ from fairlead.app.audit import Act
 from fairlead.app.job_commands import TRIES
 from fairlead.config import explained
 from fairlead.domain.config_checks import known, spelled
-from fairlead.domain.rate_config import RateConfig
+from fairlead.domain.costs import TOKENS
+from fairlead.domain.rate_config import RateConfig, rate_of
 from fairlead.domain.rates import Rate, RateOf
 from fairlead.domain.rules import Rules, moved_scopes, with_rates
 from fairlead.errors import InvalidInput, NotFound, Unavailable
@@ -68,23 +69,26 @@ def of_shared(of: str, name: str) -> RateOf:
     return RateOf(of, name)
 
 
-def checked_rate(values: dict[str, float | None]) -> Rate:
+def checked_rate(values: dict[str, float | None]) -> RateConfig:
     """The rate of these values, as in the configuration. Raises InvalidInput."""
     try:
-        return RateConfig.model_validate(values).rate
+        return RateConfig.model_validate(values)
     except ValidationError as error:
         (problem, *_) = explained(error, "rate")
         raise InvalidInput(problem.removeprefix("rate: ").removeprefix(": ")) from None
 
 
 async def set_rate(
-    of: RateOf, rate: Rate | None, store: Store, plans: Collection[str], write: Write, *, who: str
+    of: RateOf, wanted: RateConfig | None, store: Store, plans: Collection[str], write: Write, *, who: str
 ) -> tuple[Rules, Rules]:
     """Override a rate. None removes the override; for a service, also that of its users. `plans` are the names of the
     configured plans. Returns the rules that apply now and the declared ones."""
+    rate = rate_of(wanted)
     for _ in range(TRIES):
         before, declared = await store.rules(), (await store.declared()).rules
         of = declared_as(of, before, plans)
+        if wanted is not None and wanted.tokens is not None:
+            _check_counts_tokens(of, before.units_of(of))
         changes = {of: rate}
         if rate is None and of.kind == "service":
             changes[RateOf("user", of.name)] = None
@@ -116,6 +120,12 @@ def declared_as(of: RateOf, rules: Rules, plans: Collection[str]) -> RateOf:
     if of.kind not in SHARED and of.name in split:
         raise InvalidInput(f"{of.name} is split over shards and cannot have a rate, because one Redis must count it")
     return of
+
+
+def _check_counts_tokens(of: RateOf, units: Collection[str]) -> None:
+    if units and TOKENS not in units:
+        counts = f"{of.name if of.kind == 'user' else of} counts in {' and '.join(sorted(units))}"
+        raise InvalidInput(f"{counts}, not in tokens: set units instead, or requests", pointer="/tokens")
 
 
 def _act(of: RateOf, rate: Rate | None, before: Rules, who: str) -> Act:

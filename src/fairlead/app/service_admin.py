@@ -14,7 +14,8 @@ from fairlead.domain import transitions
 from fairlead.domain.config_checks import known
 from fairlead.domain.job import Job, JobStatus, Priority
 from fairlead.domain.processes import ProcessRecord
-from fairlead.domain.rates import Rate, RateOf
+from fairlead.domain.rate_config import RateConfig
+from fairlead.domain.rates import RateOf
 from fairlead.domain.rules import Rules, ServiceRules
 from fairlead.errors import InvalidInput, NotFound, Unavailable, WrongState
 from fairlead.store.port import Done, Override, OverrideRates, RequestDrain, RequestRebuild
@@ -64,17 +65,17 @@ class ServiceAdmin:
         details = {"limit": limit, "was": before.limit}
         return await self._override(Override(service, limit=limit), Act(who, audit.LIMIT, service, details))
 
-    async def set_rate(self, of: RateOf, rate: Rate | None, *, who: str) -> RateState:
+    async def set_rate(self, of: RateOf, rate: RateConfig | None, *, who: str) -> RateState:
         """Override the rate of a service, of each of its users or of a region. None removes the override; for a
         service, also that of its users."""
         return RateState.of(of.name, *await self._set_rate(of, rate, who))
 
-    async def set_shared_rate(self, of: RateOf, rate: Rate | None, *, who: str) -> SharedRateState:
+    async def set_shared_rate(self, of: RateOf, rate: RateConfig | None, *, who: str) -> SharedRateState:
         """Override the rate of a pool, a plan or a group. None removes the override."""
         rules, declared = await self._set_rate(of, rate, who)
         return SharedRateState(of.kind, of.name, rules.rate_of(of), declared.rate_of(of), rules.unit_of(of))
 
-    async def _set_rate(self, of: RateOf, rate: Rate | None, who: str) -> tuple[Rules, Rules]:
+    async def _set_rate(self, of: RateOf, rate: RateConfig | None, who: str) -> tuple[Rules, Rules]:
         runtime = self._runtime
         found = await set_rate(of, rate, runtime.store, runtime.config.plans, self._write_rates, who=who)
         if runtime.node is not None:

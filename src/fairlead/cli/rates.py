@@ -26,7 +26,10 @@ def rate(
         ),
     ] = None,
     requests: Annotated[int | None, typer.Option("--requests", help="Calls in any window of --per seconds.")] = None,
-    tokens: Annotated[float | None, typer.Option("--tokens", help="Tokens, or units of its cost, likewise.")] = None,
+    tokens: Annotated[float | None, typer.Option("--tokens", help="Tokens, likewise.")] = None,
+    units: Annotated[
+        float | None, typer.Option("--units", help="Units of its cost, for a service that counts in another unit.")
+    ] = None,
     per: Annotated[float | None, typer.Option("--per", metavar="SECONDS", help="The window's length (60).")] = None,
     user: Annotated[bool, typer.Option("--user", help="The rate of each user of the service.")] = False,
     region: Annotated[str | None, typer.Option("--region", help="The rate of this region of the service.")] = None,
@@ -45,16 +48,17 @@ def rate(
         raise Failure("name one service, or one of --pool, --plan and --group", Exit.USAGE)
     if (service is None and (user or region is not None)) or (user and region is not None):
         raise Failure("--user and --region name one rate of a service each", Exit.USAGE)
-    changes = requests is not None or tokens is not None
+    changes = any(number is not None for number in (requests, tokens, units))
     if lift and changes:
         raise Failure("pass either the numbers of the rate or --lift", Exit.USAGE)
     if not changes and (per is not None or (user and not lift)):
-        raise Failure("--per and --user need --requests or --tokens", Exit.USAGE)
+        raise Failure("--per and --user need --requests, --tokens or --units", Exit.USAGE)
     path = _path(service, shared)
     if lift:
         _show(gateway().delete(path, region=region), json)
     elif changes:
-        wanted = {"requests": requests, "units": tokens, "per": per, "user": user or None, "region": region}
+        numbers = {"requests": requests, "tokens": tokens, "units": units, "per": per}
+        wanted = {**numbers, "user": user or None, "region": region}
         _show(gateway().put(path, {name: value for name, value in wanted.items() if value is not None}), json)
     else:
         _show_use(service, shared, region, json)

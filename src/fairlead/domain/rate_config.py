@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
 from fairlead.domain.config_types import Number, Whole
-from fairlead.domain.costs import MAX_UNITS
+from fairlead.domain.costs import MAX_UNITS, TOKENS
 from fairlead.domain.rates import Rate
 
 MAX_REQUESTS = 1_000_000
@@ -65,4 +65,10 @@ def rate_problem(service: Any) -> str | None:
     """What is wrong with the rates of a service, or None."""
     if service.shards and (service.rate is not None or service.user_rate is not None):
         return "a service that is split over shards cannot have a rate, because one Redis must count it; use one shard"
+    regions = {f"regions.{name}.rate": region.rate for name, region in service.regions.items()}
+    rates = {"rate": service.rate, "user_rate": service.user_rate, **regions}
+    if service.cost_unit not in (None, TOKENS):
+        for name, rate in rates.items():
+            if rate is not None and rate.tokens is not None:
+                return f"{name} is in tokens, but cost_unit is {service.cost_unit!r}; set units instead of tokens"
     return None

@@ -276,14 +276,19 @@ class Rules:
 
     def unit_of(self, of: RateOf) -> str:
         """The unit in which a rate counts: that of its service, or `units` if it counts several with different ones."""
+        units = self.units_of(of)
+        return units.pop() if len(units) == 1 else UNITS
+
+    def units_of(self, of: RateOf) -> set[str]:
+        """The units of the services whose calls a rate counts. FIFO services ignore the rates of groups."""
         if of.kind in ("plan", "group"):
-            counted = [*self.services.values()]
+            fifo = of.kind == "plan"
+            counted = [service for service in self.services.values() if fifo or service.order is Order.FAIR]
         elif of.kind == "pool":  # it may have no service
             counted = [service for service in self.services.values() if service.pool == of.name]
         else:
             counted = [self.services[of.name]]
-        units = {service.cost_unit for service in counted}
-        return units.pop() if len(units) == 1 else UNITS
+        return {service.cost_unit for service in counted}
 
     @cached_property
     def wait_timeouts(self) -> dict[str, float]:

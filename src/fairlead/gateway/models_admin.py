@@ -50,8 +50,10 @@ class RateRequest(Shape):
 
     # The application checks the ranges, with the messages of the configuration.
     requests: StrictInt | None = Field(default=None, description="Calls in any window of `per` seconds.")
-    tokens: StrictFloat | None = Field(default=None, description="Tokens in any window of `per` seconds.")
-    units: StrictFloat | None = Field(default=None, description="The same for services with another `cost_unit`.")
+    tokens: StrictFloat | None = Field(
+        default=None, description="Tokens in any window of `per` seconds; refused if the calls count in another unit."
+    )
+    units: StrictFloat | None = Field(default=None, description="The same in the `cost_unit` of the service.")
     per: StrictFloat = Field(default=60.0, description="Seconds, 1 to 86400.")
 
 

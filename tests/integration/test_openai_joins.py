@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -352,6 +353,22 @@ async def test_a_job_that_another_process_cancels_counts_the_tokens_that_came(
             [await anext(stream) for _ in WORDS[:2]]
             [job] = (await first.app.list_jobs(user_id="ada")).data
             await second.app.cancel(job.job_id)
+        await counts_two_tokens(first)
+
+
+async def test_a_batch_that_another_process_cancels_counts_the_tokens_that_came(
+    tmp_path: Path, distributed: dict[str, str]
+) -> None:
+    body = orjson.dumps({**ASK, "stream": True}).decode()
+    request = {"path": "chat/completions", "content_type": "application/json", "body": body}
+    async with open_front(tmp_path, engines=distributed) as first, second_gateway(first) as second:
+        first.upstream.gate.clear()
+        batch = await second.app.submit_batch([{"feature_name": "llama", "input_data": request}], user_id="ada")
+        [job] = (await first.app.list_jobs(user_id="ada")).data
+        async with contextlib.aclosing(second.app.output(job.job_id)) as output:
+            while WORDS[1] not in str(await anext(output)):
+                pass
+        await second.app.batches.cancel(batch.id)
         await counts_two_tokens(first)
 
 

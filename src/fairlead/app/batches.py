@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -58,6 +58,8 @@ POLL_EVERY = 0.25
 SHARE = 0.05
 FORGET_AFTER = 10.0
 AT_A_TIME = 500
+Prepare = Callable[[Collection[Job]], Awaitable[Build]]
+"""Reads what the transitions of these jobs need, and returns what builds them."""
 FIRST_RESULTS = 1
 MOST_RESULTS = 100
 RESULTS_BYTES = 1024 * 1024
@@ -324,7 +326,7 @@ class Batches:
         owner = await self._require(batch_id)
         async with self._audit.many(act_of(who, audit.CANCEL_BATCH, batch_id, user_id=owner)) as outcome:
             outcome["cancelled"] = 0
-            async for moved in self._moved(batch_id, OPEN, self._commands.cancelling()):
+            async for moved in self._moved(batch_id, OPEN, self._commands.cancelling):
                 outcome["cancelled"] += moved
         if not outcome["cancelled"]:
             raise WrongState("every item of this batch has ended already", details={"cancelled": 0})
@@ -365,13 +367,17 @@ class Batches:
         """Apply the transition that `build` makes to every FAILED item. Returns how many items were moved. `act` has
         the operator and the action, for the audit log."""
         who, action = act
+
+        async def prepared(jobs: Collection[Job]) -> Build:
+            return build
+
         async with self._runtime.reviving:
             state = await self._state(batch_id)
             owner = state.batch.user_id
             await self._commands.check_waiting(owner, state.counts.get(JobStatus.FAILED, 0), most_waiting)
             async with self._audit.many(act_of(who, action, batch_id, user_id=owner)) as outcome:
                 outcome[verb] = 0
-                async for moved in self._moved(batch_id, (JobStatus.FAILED,), build):
+                async for moved in self._moved(batch_id, (JobStatus.FAILED,), prepared):
                     outcome[verb] += moved
         return int(outcome[verb])
 
@@ -381,16 +387,16 @@ class Batches:
             raise NotFound(f"batch {batch_id} has no item {name[:100]!r}")
         return item
 
-    async def _moved(self, batch_id: str, statuses: Sequence[JobStatus], build: Build) -> AsyncIterator[int]:
-        """Apply the transition that `build` makes to every item with one of these statuses. Yields the number of moved
-        items after each commit. Items that another process changed at the same time are read and tried again, unless
+    async def _moved(self, batch_id: str, statuses: Sequence[JobStatus], prepare: Prepare) -> AsyncIterator[int]:
+        """Apply a transition to every item with one of these statuses. Yields the number of moved items after each
+        commit. Items that another process changed at the same time are read and tried again, unless
         that process has started a new round of the item's job."""
         after = -1
         while items := await self._runtime.store.batch_items(batch_id, statuses=statuses, after=after, limit=AT_A_TIME):
             after = items[-1].number
             jobs = {item.job.id: item.job for item in items if item.job is not None}
             for _ in range(TRIES):
-                moved, missed = await self._move_each(jobs.values(), build)
+                moved, missed = await self._move_each(jobs.values(), await prepare(jobs.values()))
                 yield moved
                 if not missed:
                     break

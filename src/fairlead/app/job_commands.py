@@ -6,6 +6,7 @@ has changed, the command starts over.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Collection
 from typing import NamedTuple
 
@@ -18,11 +19,13 @@ from fairlead.domain.pagination import MAX_PAGE, Page, check_limit, read_cursor,
 from fairlead.domain.transitions import Delete, Move
 from fairlead.domain.usage import merged
 from fairlead.domain.validation import check_id
-from fairlead.engine.spent_calls import StreamedUsage
+from fairlead.engine.spent_calls import StreamedUsage, streamed_usage
 from fairlead.errors import NotFound, TooManyWaiting, Unavailable, WrongState
 from fairlead.store.port import Done, JobFilter
 
 TRIES = 20
+READ_AT_ONCE = 16
+"""The number of outputs that are read at once. Each may be large."""
 WINDOW = 100_000
 """The number of jobs that are examined for one page, if the filter has no index."""
 
@@ -56,17 +59,31 @@ class JobCommands:
                 return
         raise _keeps_changing(job_id)
 
-    def cancelling(self, streamed: StreamedUsage | None = None) -> Build:
-        """The transition that cancels a job. Its usage is what the call has reported, if it runs in this process, else
-        what it has streamed."""
+    async def cancelling(self, jobs: Collection[Job]) -> Build:
+        """The transition that cancels one of these jobs. Its usage is what the call has reported, if it runs in this
+        process, else what it has streamed."""
+        streamed = await self._streamed(jobs)
 
         def build(job: Job, now: float) -> Move:
             node = self._runtime.node
             known = None if node is None else node.usage_of(job)
-            counted = None if streamed is None else streamed.of(job)
+            counted = streamed[job.id].of(job) if job.id in streamed else None
             return transitions.cancel(job, now=now, usage=merged(counted, known))
 
         return build
+
+    async def _streamed(self, jobs: Collection[Job]) -> dict[str, StreamedUsage]:
+        """What the running calls of models have used, if their output shows that."""
+        runtime = self._runtime
+        models = runtime.config.front_services
+        running = [job.id for job in jobs if job.status is JobStatus.RUNNING and job.service in models]
+        found: dict[str, StreamedUsage] = {}
+        for begin in range(0, len(running), READ_AT_ONCE):
+            ids = running[begin : begin + READ_AT_ONCE]
+            reads = (streamed_usage(job_id, runtime.output_log, runtime.store, runtime.files) for job_id in ids)
+            usages = zip(ids, await asyncio.gather(*reads), strict=True)
+            found |= {job_id: usage for job_id, usage in usages if usage is not None}
+        return found
 
     async def revive(self, job_id: str, build: Build, most_waiting: int, act: Act | None = None) -> None:
         """Put an ended job back in the queue, by the transition that `build` makes. Raises TooManyWaiting, as a submit

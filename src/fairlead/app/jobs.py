@@ -34,7 +34,6 @@ from fairlead.domain.validation import check_id, check_text, moment
 from fairlead.domain.views import EndedJob, JobView, RetriedJob, Why
 from fairlead.domain.waiting_timers import with_start_timeout
 from fairlead.engine.events import ShuttingDown, SlowConsumer, Subscription, output_topic_of
-from fairlead.engine.spent_calls import StreamedUsage, streamed_usage
 from fairlead.engine.step_run import TimeoutGroup
 from fairlead.errors import InvalidInput, NotFound, TooManyReaders, Unavailable
 from fairlead.observe.explain import Explainer
@@ -327,15 +326,8 @@ class Jobs:
         """Cancel a job that has not ended."""
         act = act_of(who, audit.CANCEL_TURN if is_turn(check_id(job_id)) else audit.CANCEL_JOB, job_id)
         job = await self._commands.job(job_id)
-        await self._commands.move(job_id, self._commands.cancelling(await self._streamed(job)), act, job)
+        await self._commands.move(job_id, await self._commands.cancelling([job]), act, job)
         return await self.get(job_id)
-
-    async def _streamed(self, job: Job) -> StreamedUsage | None:
-        """What the running call of a model has used, if its output shows that."""
-        runtime = self._runtime
-        if job.status is not JobStatus.RUNNING or job.service not in runtime.config.front_services:
-            return None
-        return await streamed_usage(job.id, runtime.output_log, runtime.store, runtime.files)
 
     async def resume(self, job_id: str, *, who: str | None = None) -> JobView:
         """Put a FAILED job that is marked retryable back in the queue, at the step that failed. The job then counts

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+import openai
 import orjson
 import pytest
 from starlette.responses import PlainTextResponse
@@ -106,6 +107,35 @@ async def test_an_ordinary_client_can_read_the_431(port: int) -> None:
     async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
         response = await client.get("/livez", headers={"X-Big": "x" * 70_000})
     assert (response.status_code, response.json()["code"]) == (431, "head_too_large")
+
+
+@pytest.mark.parametrize(
+    ("request_", "status", "code"),
+    [
+        (b"POST /v1/chat/completions HTTP/1.1\r\nX-Big: " + b"x" * 70_000 + b"\r\n\r\n", 431, "head_too_large"),
+        (b"GET /v1/models?" + b"x" * 5_000_000, 414, "url_too_long"),
+        (b"GET /v1/models HTTP/1.1\r\nno header\r\n\r\n", 400, "bad_request"),
+    ],
+    ids=["large", "URL without end", "no HTTP"],
+)
+async def test_a_refused_head_below_v1_is_answered_in_the_shape_of_openai(
+    port: int, request_: bytes, status: int, code: str
+) -> None:
+    async with raw_client(port) as client:
+        await client.send(request_)
+        assert await client.status() == status
+    error = orjson.loads(client.body)["error"]
+    assert (error["type"], error["code"], error["param"]) == ("invalid_request_error", code, None)
+    assert b"content-type: application/json" in client.head
+    assert client.head.count(b"x-request-id: ") == client.head.count(b"connection: close") == 1
+
+
+async def test_openai_s_client_raises_its_own_error_for_a_431(port: int) -> None:
+    async with openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="any", max_retries=0) as client:
+        with pytest.raises(openai.APIStatusError) as refused:
+            await client.models.list(extra_headers={"X-Big": "x" * 70_000})
+    error = refused.value
+    assert (error.status_code, error.code, error.type) == (431, "head_too_large", "invalid_request_error")
 
 
 async def test_the_limits_are_settings(make_site: MakeSite) -> None:

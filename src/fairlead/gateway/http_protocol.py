@@ -11,15 +11,14 @@ import logging
 from http import HTTPStatus
 from typing import Any
 
-import orjson
 from uuid_utils import uuid7
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from fairlead.errors import FairleadError, RequestError, Unavailable
 from fairlead.gateway.connections import DISCARD_BYTES, CoalescingTransport, Connections, Limits, Stage
-from fairlead.gateway.problems import MEDIA_TYPE, HeadTimeout, HeadTooLarge, UrlTooLong, problem
-from fairlead.gateway.request_middleware import CONNECTION, SAFE_HEADERS, headers_of
+from fairlead.gateway.problems import REQUEST_ID, HeadTimeout, HeadTooLarge, UrlTooLong, problem_response
+from fairlead.gateway.request_middleware import CLOSE, CONNECTION, SAFE_HEADERS, headers_of
 
 log = logging.getLogger("fairlead.gateway")
 
@@ -246,7 +245,7 @@ class BoundedHTTP(_UvicornHTTP):  # type: ignore[misc]
         if self.cycle is not None and not self.cycle.response_complete:
             self.transport.abort()  # the error would end up inside an earlier response
             return
-        self.transport.write(_error_response(error))
+        self.transport.write(_error_response(error, getattr(self, "url", b"")))
         log.debug("refused a request: %d %s", error.status, error.code)
         self.transport.close()
 
@@ -264,20 +263,17 @@ class BoundedHTTP(_UvicornHTTP):  # type: ignore[misc]
         return UrlTooLong(f"the URL is over {self.limits.max_url} bytes (server.max_url)")
 
 
-def _error_response(error: FairleadError) -> bytes:
+def _error_response(error: FairleadError, url: bytes) -> bytes:
+    """The response to a request with this URL, as far as it has arrived. Clients of fronts get their own errors."""
     request_id = uuid7().hex
-    body = orjson.dumps(problem(error, request_id))
+    path = url.partition(b"?")[0].decode("latin-1")
+    response = problem_response(error, {"type": "http", "path": path, REQUEST_ID: request_id})
+    headers = dict([*response.raw_headers, CLOSE, (b"x-request-id", request_id.encode()), *SAFE_HEADERS])
     head = [
-        f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}".encode(),
-        b"content-type: " + MEDIA_TYPE.encode(),
-        b"content-length: %d" % len(body),
-        b"connection: close",
-        b"x-request-id: " + request_id.encode(),
-        *(name + b": " + value for name, value in SAFE_HEADERS),
+        f"HTTP/1.1 {response.status_code} {HTTPStatus(response.status_code).phrase}".encode(),
+        *(name + b": " + value for name, value in headers.items()),
     ]
-    if error.status == 503:
-        head.append(b"retry-after: 1")
-    return b"\r\n".join(head) + b"\r\n\r\n" + body
+    return b"\r\n".join(head) + b"\r\n\r\n" + bytes(response.body)
 
 
 def _connections_of(server_state: Any, limits: Limits, loop: asyncio.AbstractEventLoop) -> Connections:

@@ -113,9 +113,10 @@ async def test_chunks_arrive_before_the_response_ends(make_app: MakeApp, endpoin
         await output.aclose()
 
 
-async def test_a_stream_may_go_on_after_its_last_event(make_app: MakeApp, endpoint: Endpoint) -> None:
+@pytest.mark.parametrize("done", [b"data: [DONE]\n\n", b"data: [DONE]\n"])
+async def test_a_stream_may_go_on_after_its_last_event(make_app: MakeApp, endpoint: Endpoint, done: bytes) -> None:
     never = asyncio.Event()
-    endpoint.answers = [[b"data: one\n\ndata: [DONE]\n\n", never]]
+    endpoint.answers = [[b"data: one\n\n" + done, never]]
     async with make_app().running() as app:
         assert await streamed(app) == (["one"], "one")
     never.set()

@@ -130,6 +130,19 @@ async def test_a_stream_ends_with_done_whatever_follows(front: Front, after: Any
     await front.upstream.reaches(open=0)
 
 
+@pytest.mark.parametrize("done", [b"data: [DONE]\n", b"data: [DONE]\r\n", b"data:[DONE]"])
+async def test_a_stream_ends_with_done_without_an_empty_line_while_the_connection_stays_open(
+    front: Front, done: bytes
+) -> None:
+    front.upstream.gate.clear()
+    front.upstream.script.append(streaming(*CHUNKS, done, None))
+    async with front.http() as http:
+        response = await http.post("/chat/completions", json=STREAM)
+    assert response.text.endswith(f"{done.decode().strip()}\n\n")
+    assert (await front.app.get(response.headers["x-fairlead-job"])).status is JobStatus.COMPLETED
+    await front.upstream.reaches(open=0)
+
+
 # ---------------------------------------------------------------- clients
 
 

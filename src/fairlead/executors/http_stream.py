@@ -41,16 +41,16 @@ async def emit_events(response: aiohttp.ClientResponse, call: Call, most: int) -
         name, _, value = line.partition(":")
         if name == "data":
             data.append(value.removeprefix(" "))
+            if data == [_DONE]:  # a service may leave out the empty line after it, and keep the connection open
+                response.close()
+                return
             size += len(value) + 1  # an empty line of data takes memory too
             if size > most:
                 raise OutputTooLarge(size, most)
         elif not line and data:
-            if data == [_DONE]:
-                response.close()
-                return
             _emit_data(call, "\n".join(data))
             data, size = [], 0
-    if data and data != [_DONE]:
+    if data:
         _emit_data(call, "\n".join(data))
 
 

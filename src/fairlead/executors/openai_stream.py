@@ -26,6 +26,7 @@ _LAST = frozenset({"response.completed", "response.failed", "response.incomplete
 """The types of the events that end a stream of `/responses`."""
 _FORBIDDEN = (b"id:", b"retry:", b"id ", b"retry ")
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_DONE_LINES = (b"data: " + openai.DONE, b"data:" + openai.DONE)
 END_WITHIN_S = 1.0
 """How long an upstream may keep the connection open after `[DONE]`."""
 
@@ -43,7 +44,8 @@ class Events:
         self._scanned = 0
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """The events that are complete now."""
+        """The events that are complete now. The last one, `[DONE]`, is complete without the empty line after it: the
+        upstream may leave the line out, and keep the connection open."""
         self._rest += data
         start = 0
         while end := _END.search(self._rest, max(start, self._scanned)):
@@ -52,6 +54,9 @@ class Events:
             self._scanned = start
         self._rest = self._rest[start:]
         self._scanned = max(0, len(self._rest) - 3)
+        if self._rest.startswith(_DONE_LINES) and self._rest.strip() in _DONE_LINES:
+            done, self._rest = self._rest.strip(), b""
+            yield done
         if len(self._rest) > self._largest:
             raise BrokenStream(f"the upstream sent an event of more than {self._largest} bytes")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -45,6 +46,41 @@ async def test_an_answer_that_is_too_deep_to_change_passes_as_it_is(front: Front
     async with front.http() as http:
         response = await http.post("/chat/completions", json={**ASK, "service_tier": "flex"})
     assert response.content == body
+
+
+HALF = b'{"model": "llama", "choices": [{"delta": {"content": "half an emoji: \\ud83d"}, "finish_reason": "length"}]}'
+
+
+async def test_an_answer_with_half_an_emoji_passes_as_it_is(front: Front) -> None:
+    front.upstream.script.append(sending(HALF))
+    async with front.http() as http:
+        response = await http.post("/chat/completions", json=ASK)
+    assert (response.status_code, response.content) == (200, HALF)
+
+
+async def test_a_changed_answer_with_half_an_emoji_stays_utf_8(front: Front) -> None:
+    front.upstream.script.append(sending(HALF[:-1] + b', "service_tier": "default"}'))
+    async with front.http() as http:
+        response = await http.post("/chat/completions", json={**ASK, "service_tier": "flex"})
+    assert response.content.decode() == json.dumps({**json.loads(HALF), "service_tier": "flex"}, separators=(",", ":"))
+
+
+async def test_a_stream_with_half_an_emoji_passes_as_it_is(front: Front) -> None:
+    front.upstream.script.append(streaming(b"data: " + HALF + b"\n\n", DONE))
+    async with front.http() as http:
+        response = await http.post("/chat/completions", json=STREAM)
+    assert response.content == b"data: " + HALF + b"\n\n" + DONE
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_answer_with_nan_is_refused_with_the_reason(front: Front, stream: bool) -> None:
+    body = b'{"data": [{"embedding": [0.5, NaN]}]}'
+    front.upstream.script.append(streaming(b"data: " + body + b"\n\n", DONE) if stream else sending(body))
+    async with front.http() as http:
+        response = await http.post("/chat/completions", json={**ASK, "stream": stream})
+    assert "it contains NaN or an infinity" in response.text
+    assert "bad_result" in response.text
+    assert stream or response.status_code == 502
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from fairlead.domain.json_codec import MAX_DEPTH, NotJson, check_depth, from_json, to_json
+from fairlead.domain.json_codec import MAX_DEPTH, NotJson, check_depth, from_json, from_upstream, to_json
 
 
 def nested(depth: int, *, lists: bool) -> Any:
@@ -63,3 +63,23 @@ def test_integers_beyond_64_bits_are_read_exactly_and_not_written(number: int) -
     assert from_json(f"[{number}]".encode()) == [number]
     with pytest.raises(NotJson, match="an integer beyond 64 bits"):
         to_json([number])
+
+
+def test_json_of_an_upstream_may_have_lone_surrogates() -> None:
+    assert from_upstream(b'{"a": "x\\ud83d", "b": "\\ud83d\\ude00"}') == {"a": "x?", "b": "\U0001f600"}
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        (b'{"a": NaN}', "it contains NaN or an infinity"),
+        (b'{"a": [-Infinity]}', "it contains NaN or an infinity"),
+        (b'{"a": 1e999}', "it contains NaN or an infinity"),
+        (b'{"a": oops}', "unexpected character"),
+        (b'{"a": "x\xed\xa0\xbd"}', "not valid UTF-8"),
+        (b"[" * 100_000, "unexpected end|[Rr]ecursion|depth"),
+    ],
+)
+def test_what_json_does_not_allow_is_refused_with_the_reason(text: bytes, problem: str) -> None:
+    with pytest.raises(NotJson, match=problem):
+        from_upstream(text)

@@ -12,6 +12,7 @@ import orjson
 from fairlead.domain.batch import REMOVED, ItemView
 from fairlead.domain.file_batch import FileBatch, FileBatchStatus
 from fairlead.domain.job import JobStatus, Priority
+from fairlead.domain.json_codec import NotJson, from_upstream
 from fairlead.domain.openai import FrontAnswer, FrontRequest, priority_of
 from fairlead.domain.retry import DEADLINE_PASSED
 
@@ -145,11 +146,11 @@ def result_line(item: ItemView, batch: FileBatch) -> ResultLine:
 def _answered(line_id: str, item: ItemView, answer: FrontAnswer) -> ResultLine:
     usage = None
     try:
-        value = orjson.loads(answer.body)
+        value = from_upstream(answer.body)
         usage = _usage(value) if isinstance(value, dict) else None
         # A line break in JSON is always white space between its values.
         body: Any = orjson.Fragment(answer.body.replace(b"\r", b" ").replace(b"\n", b" "))
-    except orjson.JSONDecodeError:
+    except NotJson:
         body = answer.body.decode("utf-8", "replace")
     text = _line(line_id, item.custom_id, _response(answer.status, item.job_id, body), None)
     return ResultLine(answer.status < 400, text, usage)

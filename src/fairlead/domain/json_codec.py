@@ -59,6 +59,23 @@ def from_json(text: bytes) -> Any:
         raise NotJson(TOO_DEEP) from None
 
 
+def from_upstream(text: bytes | str) -> Any:
+    """Decode JSON that is passed on as it is. Escaped lone surrogates are valid JSON, for example half of an emoji that
+    a model was cut off in; orjson refuses them, and here they become question marks. Raises NotJson, with the reason,
+    for what JSON does not allow: Python's encoder, for example, writes NaN."""
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        problem = str(error)
+    try:
+        value = json.loads(text.decode() if isinstance(text, bytes) else text)
+    except (ValueError, RecursionError):
+        raise NotJson(problem) from None
+    if _has_nan(value):
+        raise NotJson("it contains NaN or an infinity")
+    return orjson.loads(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
+
+
 def has_long_number(text: bytes) -> bool:
     """Whether the text may contain an integer beyond 64 bits. True if it has 19 digits in a row."""
     return _LONG_NUMBER in text.translate(_DIGITS)

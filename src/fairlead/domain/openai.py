@@ -18,6 +18,7 @@ import orjson
 
 from fairlead.domain.fast_dataclass import fast_dataclass
 from fairlead.domain.job import Priority
+from fairlead.domain.json_codec import NotJson, from_upstream
 from fairlead.domain.usage import Usage, reported
 
 CHAT, COMPLETIONS, RESPONSES = "chat/completions", "completions", "responses"
@@ -203,14 +204,14 @@ def replaced(body: bytes, name: str, value: Any) -> bytes:
     """The JSON object `body` with another value of one field. Integers may have any length; orjson would round them."""
     fields = json.loads(body)
     fields[name] = value
-    return json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
+    return json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "backslashreplace")
 
 
 def without(body: bytes, name: str) -> bytes:
     """The JSON object `body` without one field."""
     fields = json.loads(body)
     fields.pop(name, None)
-    return json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
+    return json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "backslashreplace")
 
 
 def asks_for_usage(value: Mapping[str, Any]) -> bool:
@@ -338,8 +339,8 @@ def _answer_in(value: Any) -> Any:
 def json_object(body: bytes | str) -> dict[str, Any] | None:
     """The decoded body, or None if it is not a JSON object."""
     try:
-        value = orjson.loads(body)
-    except orjson.JSONDecodeError:
+        value = from_upstream(body)
+    except NotJson:
         return None
     return value if isinstance(value, dict) else None
 

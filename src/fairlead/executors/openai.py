@@ -22,6 +22,7 @@ import orjson
 from fairlead.domain import openai
 from fairlead.domain.chat_requests import Untranslatable
 from fairlead.domain.config import AUTO, ServiceConfig
+from fairlead.domain.json_codec import NotJson, from_upstream
 from fairlead.domain.openai import FrontAnswer, FrontRequest
 from fairlead.domain.redaction import redacted, without
 from fairlead.domain.retry import (
@@ -292,7 +293,7 @@ class OpenAIExecutor:
             answer, value = await exchange.convert(answer, value)
         if response.status < 300 and request.path in openai.JSON_PATHS:
             if value is None:
-                return bad(f"the upstream's answer is not a JSON object ({response.content_type}, {len(body)} bytes)")
+                return bad(_not_an_object(body, response.content_type))
             if _is_error(value):
                 message = error_text(value.get("error") or value, "with status 200")
                 return Failure(UPSTREAM_ERROR, message, retryable=False)
@@ -330,6 +331,15 @@ def _is_error(value: Mapping[str, Any]) -> bool:
     if value.get("object") == "error":  # older versions of vLLM
         return True
     return bool(value.get("error")) and value.keys().isdisjoint(("id", "object", "choices", "data"))
+
+
+def _not_an_object(body: bytes, content_type: str) -> str:
+    try:
+        from_upstream(body)
+        problem = ""
+    except NotJson as error:
+        problem = f": {error}"
+    return f"the upstream's answer is not a JSON object ({content_type}, {len(body)} bytes){problem}"
 
 
 def _lost(error: Exception) -> str:

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import aiohttp
-import orjson
 
 from fairlead.domain import openai
+from fairlead.domain.json_codec import NotJson, from_upstream
 from fairlead.domain.model_stats import FIRST_TOKEN
 from fairlead.domain.openai import FrontRequest
 from fairlead.domain.usage import Usage
@@ -137,9 +137,9 @@ class ChatStream:
         if not data:
             return False
         try:
-            value = orjson.loads(data)
-        except orjson.JSONDecodeError:
-            raise BrokenStream("the upstream sent an event that is not JSON") from None
+            value = from_upstream(data)
+        except NotJson as error:
+            raise BrokenStream(f"the upstream sent an event that is not JSON: {error}") from None
         if not isinstance(value, dict):
             raise BrokenStream("the upstream sent an event that is not a JSON object")
         self.value = value

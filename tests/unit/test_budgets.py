@@ -17,7 +17,7 @@ from fairlead.domain.job import Job
 from fairlead.domain.usage import Usage
 from fairlead.errors import ConfigError
 
-BERLIN = "Europe/Berlin"
+BERLIN, LORD_HOWE = "Europe/Berlin", "Australia/Lord_Howe"
 
 
 def at(text: str) -> float:
@@ -37,6 +37,11 @@ def at(text: str) -> float:
         ("2026-12-31T23:59", MONTH, "UTC", "2026-12-01T00:00", 31 * 24),
         ("2028-02-10T00:00", MONTH, "UTC", "2028-02-01T00:00", 29 * 24),
         ("2026-06-01T12:10", HOUR, "Asia/Kolkata", "2026-06-01T11:30", 1),
+        ("2026-04-04T14:40", HOUR, LORD_HOWE, "2026-04-04T14:00", 1),  # clocks go back by half an hour, from 02:00
+        ("2026-04-04T15:10", HOUR, LORD_HOWE, "2026-04-04T15:00", 0.5),
+        ("2026-04-04T15:30", HOUR, LORD_HOWE, "2026-04-04T15:30", 1),
+        ("2026-10-03T15:29", HOUR, LORD_HOWE, "2026-10-03T14:30", 1),  # and forward, from 02:00 to 02:30
+        ("2026-10-03T15:45", HOUR, LORD_HOWE, "2026-10-03T15:30", 0.5),
         ("2026-04-24T12:00", DAY, "Africa/Cairo", "2026-04-23T22:00", 23),  # the day begins at 01:00
     ],
 )

@@ -45,16 +45,33 @@ class Window(NamedTuple):
 
 def window_of(now: float, per: str, zone: tzinfo) -> Window:
     """The hour, day or month of the zone's calendar that contains this moment. Days on which clocks change have 23 or
-    25 hours."""
-    local = datetime.fromtimestamp(now, zone)
+    25 hours. An hour ends when clocks change: where they change by half an hour, it may have only 30 minutes."""
     if per == HOUR:
-        offset = (local.utcoffset() or timedelta()).total_seconds()
+        offset = _offset(now, zone)
         start = (now + offset) // 3600 * 3600 - offset
-        return Window(start, start + 3600)
+        return Window(_change(start, now, zone) or start, _change(now, start + 3600, zone) or start + 3600)
+    local = datetime.fromtimestamp(now, zone)
     first = datetime(local.year, local.month, local.day if per == DAY else 1, tzinfo=zone)
     after = first + timedelta(days=1 if per == DAY else 32)  # a wall clock time: the length of the day does not matter
     last = datetime(after.year, after.month, after.day if per == DAY else 1, tzinfo=zone)
     return Window(first.timestamp(), last.timestamp())
+
+
+def _offset(moment: float, zone: tzinfo) -> float:
+    return (datetime.fromtimestamp(moment, zone).utcoffset() or timedelta()).total_seconds()
+
+
+def _change(after: float, until: float, zone: tzinfo) -> float | None:
+    """When the clocks of the zone change after one moment and not after another, in whole seconds; None if they do
+    not."""
+    before = _offset(after, zone)
+    if _offset(until, zone) == before:
+        return None
+    first, last = int(after), int(until)
+    while last - first > 1:
+        middle = (first + last) // 2
+        first, last = (middle, last) if _offset(middle, zone) == before else (first, middle)
+    return float(last)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,9 @@ import threading
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, closing, contextmanager
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -344,6 +346,28 @@ async def test_a_database_locked_by_another_is_busy_and_the_group_commit_retries
             other.execute("ROLLBACK")
             assert isinstance(await writing, Accepted)
             await group_commit.close()
+
+
+async def test_commits_of_one_to_four_rows_are_the_same_statement(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SQLite takes several milliseconds to compile one."""
+    statements: set[str] = set()
+
+    class Connection(sqlite3.Connection):
+        def execute(self, sql: str, *parameters: Any) -> sqlite3.Cursor:
+            if "INTO batch" in sql:
+                statements.add(sql)
+            return super().execute(sql, *parameters)
+
+    monkeypatch.setattr(connect.sqlite3, "connect", partial(sqlite3.connect, factory=Connection))
+    async with opened(tmp_path / "x.db") as store:
+        for n in range(4):
+            await store.commit([Relayed(frozenset({1}))] * min(n, 1) + [job(f"{n}.{i}") for i in range(n)])
+        assert len(statements) == 1
+        await store.commit([RaiseEpoch(f"service:{i}") for i in range(9)])
+        assert len(statements) == 2
+        assert await store.count(ALL) == 6
 
 
 async def test_ping_fails_after_a_failed_write_until_one_succeeds(tmp_path: Path) -> None:

@@ -11,8 +11,10 @@ from typing import Any
 
 import httpx2
 import pytest
+from starlette.responses import RedirectResponse, Response
 
 from fairlead import AsyncClient, Client, NotFound, WrongState
+from fairlead.cli import certs
 from fairlead.cli.failure import Exit
 from fairlead.client import file_calls, patience
 from tests.integration.cli_process import Done, fairlead
@@ -51,6 +53,15 @@ async def test_files_are_uploaded_read_listed_and_deleted(site: Site, port: int,
         text = "x" * 300_000
         job = await client.submit("echo", {"text": text}, user_id="ada")
         assert await job.result(timeout=30) == {"echo": {"text": text}}
+
+
+async def test_a_download_of_this_machine_may_go_on_with_https(authority: Path) -> None:
+    """A gateway redirects to its object store, whose authority SSL_CERT_FILE names."""
+    tls = {"ssl_certfile": authority / certs.CERTIFICATE, "ssl_keyfile": authority / certs.KEY}
+    async with served(Response(CONTENT), **tls) as store:  # type: ignore[arg-type]
+        redirect = RedirectResponse(f"https://localhost:{store}/content")
+        async with served(redirect) as port, AsyncClient(f"http://127.0.0.1:{port}") as client:  # type: ignore[arg-type]
+            assert await client.read_file("/files/1") == CONTENT
 
 
 async def test_a_large_file_goes_in_parts_over_lost_connections(

@@ -64,7 +64,7 @@ class GatewayAddress:
             "timeout": httpx2.Timeout(READ_TIMEOUT, connect=CONNECT_TIMEOUT),
             # Connections to this machine do not use the proxies of the environment, but its SSL_CERT_FILE.
             "trust_env": not local,
-            **({"verify": ssl.create_default_context()} if local and parts.scheme == "https" else {}),
+            **({"verify": ssl.create_default_context()} if local else {}),
         }
 
 

@@ -20,6 +20,10 @@ settings.register_profile("suite", deadline=None, suppress_health_check=[HealthC
 settings.register_profile("fuzz", settings.get_profile("suite"), max_examples=1000)
 settings.load_profile("suite")
 
+# Clients of httpx read the certificates of all authorities even for plain HTTP, which takes 25 ms. One will do: no test
+# calls a server of the internet, and tests with TLS name their own authority.
+os.environ["SSL_CERT_FILE"] = str(Path(__file__).parent / "data/authority.pem")
+
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -25,13 +25,16 @@ import time
 from functools import cache
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit, urlunsplit
 
 import pytest
 
 from tests import poolers
 from tests.poolers import direct
+
+if TYPE_CHECKING:
+    import psycopg
 
 _numbers = count(1)
 
@@ -210,20 +213,32 @@ async def shared_database() -> str:
 
 
 async def empty(url: str) -> None:
-    """Reset the database to its state after the migrations, if they were run."""
-    import asyncpg
+    """Reset the shared database to its state after the migrations, if they were run."""
+    import psycopg
 
-    connection = await asyncpg.connect(direct(url))
     try:
-        tables = await connection.fetch("SELECT tablename FROM pg_tables WHERE schemaname = 'fairlead'")
-        names = {name for (name,) in tables} - {"rules", "schema_version", "usage_state", "secret"}
-        if names:
-            await connection.execute(
-                "; ".join(f"DELETE FROM fairlead.{name}" for name in sorted(names))
-                + """; UPDATE fairlead.rules SET version = 0, declared = '{"pools":{},"services":[]}'"""
-            )
-    finally:
-        await connection.close()
+        _empty(_connection(url))
+    except psycopg.OperationalError:  # the server was restarted
+        _connection.cache_clear()
+        _empty(_connection(url))
+
+
+@cache
+def _connection(url: str) -> psycopg.Connection:
+    """A connection that is kept: the server needs 10 ms for each new one."""
+    import psycopg
+
+    return psycopg.connect(direct(url), autocommit=True)
+
+
+def _empty(connection: psycopg.Connection) -> None:
+    tables = connection.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'fairlead'")
+    names = {name for (name,) in tables} - {"rules", "schema_version", "usage_state", "secret"}
+    if names:
+        connection.execute(
+            "; ".join(f"DELETE FROM fairlead.{name}" for name in sorted(names))
+            + """; UPDATE fairlead.rules SET version = 0, declared = '{"pools":{},"services":[]}'"""
+        )
 
 
 def _binaries() -> Path | None:

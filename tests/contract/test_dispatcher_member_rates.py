@@ -358,3 +358,15 @@ async def test_late_units_do_not_count_for_members_of_whom_nothing_else_counts(
     await queue.end(lease, used=5.0)
     assert await uses(queue) == {}
     assert await queue.claimed(9) == ["b", "c"]
+
+
+async def test_users_without_a_group_do_not_count_in_one_that_is_named_like_their_turn(queue: QueueHarness) -> None:
+    path = "0000000000000005"  # newcomers are sorted by their number, in 16 digits
+    await queue.open(WIDE, groups={path: GroupRules(rate=Rate(requests=50, per=64.0))})
+    await queue.offer_all("abc", group=path)
+    first, *others = await queue.claim(3)
+    await queue.end(first)
+    await fill(queue, "u1 u2 u3 u4 u5 u6", each=1)
+    ended = [Release(lease.name, "s") for lease in others]
+    assert len(await queue.dispatcher.exchange(Claim("w", 9, frozenset("s")), ended)) == 6
+    assert await uses(queue) == {path: 3}

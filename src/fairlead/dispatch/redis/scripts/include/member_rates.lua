@@ -234,12 +234,12 @@ local function score(service, window, user_id, user)
 end
 
 -- The ids of the groups with a rate: the group of this id, and those that it is in. `path` is that of the innermost.
-local ids_by_group, ids_of_service = {}, nil
+local ids_by_group, ids_by_path, ids_of_service = {}, {}, nil
 local function rated_ids(service, id)
   if not state.g or service.fifo or not id then
     return NONE
   elseif service ~= ids_of_service then
-    ids_by_group, ids_of_service = {}, service
+    ids_by_group, ids_by_path, ids_of_service = {}, {}, service
   end
   local found = ids_by_group[id]
   if not found then
@@ -256,10 +256,11 @@ local function rated_ids(service, id)
   return found
 end
 
--- The same for a path that a lease names.
+-- The same for a path that a lease names. Paths have a table of their own: `rates.take` looks up GROUP of users without a
+-- group too, which is a sort key.
 local function rated_on_path(service, path)
   local found = rated_ids(service, '\1' .. path)
-  ids_by_group[path] = found
+  ids_by_path[path] = found
   return found
 end
 
@@ -532,7 +533,7 @@ end
 
 -- The same for the groups with rates, of which the innermost has this path. Returns whether one is to be unparked.
 local function ended_of_groups(service, path, refund, used, units, sent_at, reported)
-  local groups, unparked = service == ids_of_service and ids_by_group[path] or rated_on_path(service, path), false
+  local groups, unparked = service == ids_of_service and ids_by_path[path] or rated_on_path(service, path), false
   for i = 1, #groups do
     local id, group = groups[i], groups[-i]
     local node, ends = service.users[id], nil

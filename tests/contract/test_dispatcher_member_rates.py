@@ -370,3 +370,19 @@ async def test_users_without_a_group_do_not_count_in_one_that_is_named_like_thei
     ended = [Release(lease.name, "s") for lease in others]
     assert len(await queue.dispatcher.exchange(Claim("w", 9, frozenset("s")), ended)) == 6
     assert await uses(queue) == {path: 3}
+
+
+async def test_a_service_that_became_fifo_does_not_keep_the_calls_of_another_in_their_group(
+    queue: QueueHarness,
+) -> None:
+    fair, other = ServiceRules("s", limit=9, pool="p"), ServiceRules("t", limit=9, pool="p")
+    await queue.open(fair, other, pools={"p": 9}, groups={"acme": GroupRules(rate=Rate(requests=5, per=64.0))})
+    for service in "st":
+        await queue.offer_all([f"{service}{n}" for n in range(2)], "ann", service, group="acme")
+    leases = {lease.job_id: lease for lease in await queue.claim(9)}
+    await queue.configure(replace(other, order=Order.FIFO))
+    ended = [Release(leases[job].name, leases[job].service) for job in ("s0", "t0", "s1")]
+    await queue.dispatcher.release(ended)
+    assert await uses(queue) == {"acme": 2}
+    queue.clock.advance(2 * WINDOW)
+    assert await uses(queue) == {}

@@ -260,7 +260,9 @@ end
 -- group too, which is a sort key.
 local function rated_on_path(service, path)
   local found = rated_ids(service, '\1' .. path)
-  ids_by_path[path] = found
+  if service == ids_of_service then -- not if the service is FIFO by now
+    ids_by_path[path] = found
+  end
   return found
 end
 

@@ -164,3 +164,59 @@ async def test_a_worker_is_woken_for_a_large_step_that_was_offered_while_others_
     await queue.dispatcher.end_holds()
     assert queue.wakeups() == [{"s"}]
     assert await queue.claimed() == ["large"]
+
+
+HIGH, LOW = frozenset({1}), frozenset({3})
+
+
+async def runnable_for_low_only(queue: QueueHarness, **rules: int) -> None:
+    """A step of the low band waits beside free slots, and a worker that is bound to the high band waits too."""
+    await queue.open(ServiceRules("s", limit=9, **rules))  # type: ignore[arg-type]
+    await queue.offer("low", "bob", band=3)
+    assert await queue.claimed(5, bands=HIGH) == []
+    queue.wakeups()
+
+
+async def test_an_offer_wakes_a_worker_bound_to_its_band_though_others_are_runnable(queue: QueueHarness) -> None:
+    await runnable_for_low_only(queue)
+    await queue.offer("high", band=1)
+    assert queue.wakeups() == [{"s"}]
+    await queue.offer("another", band=1)
+    assert queue.wakeups() == [], "one wakeup is enough until a claim has found nothing again"
+    assert await queue.claimed(5, bands=HIGH) == ["high", "another"]
+    queue.wakeups()
+    await queue.offer("later", band=1)
+    assert queue.wakeups() == [{"s"}]
+
+
+async def test_an_offer_of_another_band_does_not_wake_a_bound_worker(queue: QueueHarness) -> None:
+    await runnable_for_low_only(queue)
+    await queue.offer("low2", "bob", band=3)
+    await queue.offer("medium", band=2)
+    assert queue.wakeups() == []
+
+
+async def test_a_worker_bound_to_a_band_is_woken_when_a_user_of_that_band_is_unparked(queue: QueueHarness) -> None:
+    await queue.open(ServiceRules("s", limit=9, user_limit=1))
+    await queue.offer_all(["a", "b"], band=1)
+    await queue.offer("low", "bob", band=3)
+    (lease,) = await queue.claim(5, bands=HIGH)
+    queue.wakeups()
+    await queue.end(lease)
+    assert queue.wakeups() == [{"s"}]
+    assert await queue.claimed(5, bands=HIGH) == ["b"]
+
+
+async def test_a_promotion_wakes_a_worker_bound_to_the_new_band(queue: QueueHarness) -> None:
+    await runnable_for_low_only(queue)
+    await queue.promote("low", band=1)
+    assert queue.wakeups() == [{"s"}]
+
+
+async def test_a_service_of_a_pool_wakes_a_worker_bound_to_a_band(queue: QueueHarness) -> None:
+    await open_pool(queue, 5, "x", "y")
+    await queue.offer("low", service="x", band=3)
+    assert await queue.claimed(5, bands=HIGH) == []
+    queue.wakeups()
+    await queue.offer("high", "bob", service="x", band=1)
+    assert queue.wakeups() == [{"x"}]

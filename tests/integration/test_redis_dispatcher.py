@@ -196,8 +196,10 @@ class Process:
         while not self.wakeups.empty():
             self.wakeups.get_nowait()
 
-    async def claim(self, budget: int, *services: str) -> list[Lease]:
-        return await self.dispatcher.exchange(Claim(self.dispatcher._scopes.process, budget, frozenset(services)))
+    async def claim(self, budget: int, *services: str, band: int | None = None) -> list[Lease]:
+        bands = frozenset({1, 2, 3} if band is None else {band})
+        claim = Claim(self.dispatcher._scopes.process, budget, frozenset(services), bands)
+        return await self.dispatcher.exchange(claim)
 
     async def next_wakeup(self) -> frozenset[str]:
         return await asyncio.wait_for(self.wakeups.get(), 10)
@@ -256,6 +258,25 @@ async def test_a_claim_that_leaves_the_lane_runnable_wakes_the_next_process(
     woken, other = (first, second) if receiving[first].done() else (second, first)
     assert len(await woken.claim(1, *services)) == 1
     assert await receiving[other] == {"s"}
+
+
+@pytest.mark.parametrize("services", [("s",), ("s", "x")])
+@pytest.mark.parametrize("renewed", [False, True])
+async def test_each_band_wakes_the_process_that_is_bound_to_it(
+    processes: list[Process], services: tuple[str, ...], renewed: bool
+) -> None:
+    gateway, *bound = processes
+    for process, band in zip(bound, (1, 3), strict=True):
+        assert await process.claim(5, *services, band=band) == []
+        if renewed:
+            await process.dispatcher._claims.renew_registration()
+    for process, band in zip(bound, (1, 3), strict=True):
+        await offering(gateway).offer(f"in band {band}", band=band)
+        assert await process.next_wakeup() == {"s"}
+    assert all(process.wakeups.empty() for process in bound)
+    for process, band in zip(bound, (1, 3), strict=True):
+        (lease,) = await process.claim(5, *services, band=band)
+        assert lease.job_id == f"in band {band}"
 
 
 async def test_a_dead_process_is_skipped_by_wakeups(processes: list[Process]) -> None:

@@ -127,9 +127,8 @@ async def test_a_full_pool_does_not_block_another(engines: dict[str, str]) -> No
 async def test_work_for_a_pool_with_budget_is_taken_at_once_while_other_work_waits(
     engines: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The lane is always runnable because of low work that no worker has budget for, so no wakeup follows for other
-    work."""
-    monkeypatch.setattr(workers, "SWEEP_PARTIAL_EVERY", 3600.0)
+    """The service is always runnable because of low work that no worker has budget for."""
+    monkeypatch.setattr(workers, "SWEEP_EVERY", 3600.0)
     gated = GatedApp(engines, worker_pools=SEED)
     async with gated.open() as app:
         await gated.submit(5, "low")

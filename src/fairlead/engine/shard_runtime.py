@@ -296,10 +296,10 @@ class ShardRuntime:
     # ------------------------------------------------------------ signals of its parts
 
     def jobs_offered(self) -> None:
-        """Wake the workers that are bound to bands or regions. Such a worker may have skipped the jobs of a lane that
-        is runnable already, and a job that enters a runnable lane sends no wakeup."""
+        """Wake the workers that are bound to regions. Such a worker may have skipped the jobs of a service that is
+        runnable already, and a job that enters a runnable service sends no wakeup for its region."""
         for worker in self.workers:
-            if worker.pool.partial:
+            if worker.pool.regions is not None:
                 worker.wake_all()
 
     def job_found_ended(self, job_id: str) -> None:

@@ -56,9 +56,9 @@ from fairlead.store.port import Started, Store
 log = logging.getLogger("fairlead.worker")
 
 SWEEP_EVERY = 1.0
-SWEEP_PARTIAL_EVERY = 0.25
-"""Seconds between two sweeps of a worker that is bound to bands or regions. It may get no wakeup for a new step,
-because a lane sends none while it is runnable for other steps."""
+SWEEP_REGIONS_EVERY = 0.25
+"""Seconds between two sweeps of a worker that is bound to regions. It may get no wakeup for a new step, because a
+service sends none while it is runnable for steps of other regions."""
 COOL_DOWN = 0.5
 """Seconds for which the slot of an overloaded call is kept while a limit is being discovered. Otherwise a single slot
 too many would fail every waiting job in turn before the limit is lowered."""
@@ -132,7 +132,7 @@ class Worker:
 
     @property
     def sweep_every(self) -> float:
-        return SWEEP_PARTIAL_EVERY if self.pool.partial else SWEEP_EVERY
+        return SWEEP_EVERY if self.pool.regions is None else SWEEP_REGIONS_EVERY
 
     def wake(self, services: frozenset[str]) -> None:
         """Claim for these services next: one of their lanes has become runnable."""

@@ -37,7 +37,7 @@ from fairlead.dispatch.port import (
 )
 from fairlead.domain.fair_share import SECOND, QueuePosition, micros
 from fairlead.domain.job import Hold
-from fairlead.domain.rules import Rules
+from fairlead.domain.rules import BANDS, Rules
 
 
 class MemoryDispatcher(RateOperations):
@@ -117,7 +117,8 @@ class MemoryDispatcher(RateOperations):
             # re-enter the band.
             self._leave(queued)
         self._entries[job_id] = entry
-        if moves or service.rates is not None or not service.runnable:  # a full group or a rate may hold the step back
+        # A full group or a rate may hold the step back.
+        if moves or service.rates is not None or not service.runnable or service.name in self._wakeups.unmet:
             self._wakeups.touch(service)
         return True
 
@@ -177,8 +178,9 @@ class MemoryDispatcher(RateOperations):
             self._release(release, now)
         self._end_due(now)
         leases: list[Lease] = []
-        wake_again = self._claim(claim, now, leases)
-        self._announce(wake_again)
+        self._announce(self._claim(claim, now, leases))
+        if len(claim.bands) < len(BANDS) and len(leases) < claim.budget:
+            self._wakeups.found_nothing(claim)
         return leases
 
     async def release(self, releases: Sequence[Release]) -> None:
@@ -221,8 +223,7 @@ class MemoryDispatcher(RateOperations):
         the step; and all of `claim.services`, if steps were granted and this worker will not wait for more.
         """
         worker = self._workers.seen(claim, now)
-        names = self._wakeups.may_grant(claim)
-        sources = self._workers.sources(worker, self._services, names, now)
+        sources = self._workers.sources(worker, self._services, self._wakeups.may_grant(claim), now)
         remaining = deque(sources)
         filtered = claim.turns or claim.only is not None
         while remaining and len(leases) < claim.budget:
@@ -346,8 +347,7 @@ class MemoryDispatcher(RateOperations):
         return result
 
     async def snapshot(self, services: Sequence[str] | None = None, *, users: bool = False) -> list[ServiceSnapshot]:
-        now = self._clock()
-        self._end_due(now)
+        self._end_due(self._clock())
         self._announce()
         names = sorted(self._services if services is None else self._services.keys() & set(services))
         return by_database([snapshot(self._services[name], users=users) for name in names], self._ahead())

@@ -133,6 +133,16 @@ class Wakeups:
         self._ready: set[str] = set()
         self._touched: set[Service] = set()
         self._passed_over: dict[Pool, set[str]] = {}
+        self.unmet: dict[str, set[int]] = {}
+        """The bands in which a worker that is bound to them has found nothing since the last wakeup, by service."""
+
+    def found_nothing(self, claim: Claim) -> None:
+        """Record that the claim of a worker that is bound to bands has left part of its budget. One that is bound to
+        regions too, or that only takes certain jobs, may leave steps of its bands."""
+        if claim.regions is not None or claim.turns or claim.only is not None:
+            return
+        for name in claim.services & self._services.keys():
+            self.unmet.setdefault(name, set()).update(claim.bands)
 
     def touch(self, service: Service) -> None:
         """Record that the current operation changed this service."""
@@ -191,8 +201,24 @@ class Wakeups:
         for name in self._ready & again:
             if self._services[name].runnable:
                 turned.add(name)
+        if self.unmet:
+            turned |= self._turned_for_bands()
         self._touched.clear()
         self._passed_over.clear()
+        return turned
+
+    def _turned_for_bands(self) -> set[str]:
+        """The services that became runnable for workers that are bound to bands. They may have been runnable for other
+        bands all the time."""
+        turned = set()
+        for service in self._touched:
+            bands = self.unmet.get(service.name)
+            left_out = service.pool is not None and service.name in self._passed_over.get(service.pool, ())
+            if bands and service.runnable and not left_out:
+                met = {band for band in sorted(bands) if service.pick((0, band)) is not None}
+                if met:
+                    turned.add(service.name)
+                    bands -= met
         return turned
 
     def _turned_in(self, pool: Pool) -> set[str]:

@@ -13,8 +13,10 @@ One of each per scope, `fairlead:{service:s}:...` or `fairlead:{pool:p}:...`:
     meta       epoch, open (1; 0: being rebuilt; lost: a key has vanished and a rebuild is due), version, services,
                pool_limit, counter (of lease names), and rules:<service>, state:<service>, kept:<service> (in the
                formats of include/scope.lua), costs:<service> (include/costs.lua), pool (the fair share of its
-               services), rates (include/rates.lua), rate:<group> (include/member_rates.lua)
-    waiters    processes with unused budget: process -> time of registration, time of the last wakeup, services
+               services), rates (include/rates.lua), rate:<group> (include/member_rates.lua), unmet (by service, the
+               bands in which a worker that is bound to them has found nothing since the last wakeup)
+    waiters    processes with unused budget: process -> time of registration, time of the last wakeup, services, and
+               the bands, if it does not claim from all
     workers    of a pool: w:<worker> -> its last claim, s:<worker> -> its unused budget
     entries    every waiting step: job -> seq, user, service, band, rank, step, run, cost, region, weight
     onlease    job -> its leases: name and run of each

@@ -42,6 +42,8 @@ local worker = { name = worker_name, services = read_set(claimed), bands = { 0 }
 for digit in string.gmatch(ARGV[8], '%d') do
   worker.bands[#worker.bands + 1] = tonumber(digit)
 end
+-- The bands of a worker that does not claim from all of them.
+local own_bands = #worker.bands < 4 and worker.bands or nil
 local bound, unserved = string.match(ARGV[9], '^1([^\1]*)\1?(.*)$')
 local regions = bound and split(bound) or false
 worker.regions = regions and read_set(regions) or nil
@@ -50,7 +52,7 @@ worker.unserved = unserved and unserved ~= '' and read_set(split(unserved)) or n
 if not whole and ARGV[11] == '' then
   -- Register now, before it is known whether the claim leaves unused budget. If it leaves none, the caller removes the
   -- registration.
-  call('HSET', WAITERS, PROCESS, pack({ now, now, worker.services }))
+  call('HSET', WAITERS, PROCESS, pack({ now, now, worker.services, own_bands }))
   waits_here = true
 end
 
@@ -179,6 +181,9 @@ end
 if rates then
   rates.peek(false)
 end
+if own_bands and count < room and not worker.regions and not admits then
+  scope.found_nothing = { worker.services, own_bands }
+end
 call_many('HDEL', ENTRIES, taken)
 record_granted(jobs, lease_names, runs)
 
@@ -203,7 +208,7 @@ end
 -- Update this process's registration before sending wakeups.
 local spare = ARGV[11] == '-' and 0 or math.max(0, room - count)
 if spare > 0 and not waits_here then
-  call('HSET', WAITERS, PROCESS, pack({ now, now, worker.services }))
+  call('HSET', WAITERS, PROCESS, pack({ now, now, worker.services, own_bands }))
 elseif spare == 0 and waits_here then
   call('HDEL', WAITERS, PROCESS)
 end

@@ -6,13 +6,14 @@
 -- Returns {0}.
 --- @include scope
 
-local notified, waiting_for = 0, {}
+local notified, bands, waiting_for = 0, nil, {}
 local known = call('HGET', WAITERS, ARGV[3])
 if known then
-  notified = unpack_of(known)[2]
+  local registered = unpack_of(known)
+  notified, bands = registered[2], registered[4]
 end
 for _, name in ipairs(split(ARGV[5])) do
   waiting_for[name] = true
 end
-call('HSET', WAITERS, ARGV[3], pack({ now, notified, waiting_for }))
+call('HSET', WAITERS, ARGV[3], pack({ now, notified, waiting_for, bands }))
 return { 0 }

@@ -99,6 +99,32 @@ local function save(passed_over)
   for name in pairs(passed_over) do
     scope.pool[3][name] = true
   end
+  if scope.unmet or scope.found_nothing then
+    -- Services turn runnable again for workers bound to bands in which a claim has found nothing since the last wakeup:
+    -- they may have been runnable for other bands all the time.
+    local unmet, nothing, changed = scope.unmet or {}, scope.found_nothing or NONE, false
+    for name, bands in pairs(unmet) do
+      local service = by_name[name]
+      if service and service.touched and service.runnable and not passed_over[name] then
+        for band in string.gmatch(bands, '%d') do
+          if pick(service, { 0, tonumber(band) }) then
+            bands, turned[name], changed = string.gsub(bands, band, ''), true, true
+          end
+        end
+        unmet[name] = bands ~= '' and bands or nil
+      end
+    end
+    for name in pairs(nothing[1] or NONE) do
+      for _, band in ipairs(nothing[2]) do
+        if band > 0 and not string.find(unmet[name] or '', band, 1, true) then
+          unmet[name], changed = (unmet[name] or '') .. band, true
+        end
+      end
+    end
+    if changed then
+      fields[1], fields[2] = 'unmet', pack(unmet)
+    end
+  end
   if rates then
     rates.save(fields)
   end
@@ -141,11 +167,13 @@ local function wake(runnable)
   end
 
   -- The process to notify among those waiting for this service: this process if it waits, otherwise the one whose last
-  -- wakeup is the oldest. Nil if none waits; then the next worker that finishes a step claims anyway.
+  -- wakeup is the oldest, without those that are bound to bands and could take no step. Nil if none waits; then the
+  -- next worker that finishes a step claims anyway.
   local function waiter_for(name)
     local best
     for process, waiter in pairs(waiters) do
-      if now - waiter[1] <= WAITER_MEMORY and waiter[3][name] then
+      local waits, service = now - waiter[1] <= WAITER_MEMORY and waiter[3][name], by_name[name]
+      if waits and (not waiter[4] or not service or pick(service, waiter[4])) then
         if process == PROCESS then
           return process
         end

@@ -349,6 +349,7 @@ local function load_scope()
     fields[n], fields[n + 1], fields[n + 2] = 'rules:' .. name, 'state:' .. name, 'kept:' .. name
     fields[n + 3] = 'costs:' .. name
   end
+  fields[#fields + 1] = 'unmet'
   local read = read_many(META, fields)
   local pool_limit, counter = tonumber(read[4]), tonumber(read[6]) or 0
   scope = {
@@ -356,7 +357,8 @@ local function load_scope()
     members = read[3] == ARGV[2] and names or split(read[3] or ''), pool_limit = pool_limit,
     pool = read[5] and unpack_of(read[5]) or pool_limit and new_pool() or false,
     counter = counter, counter_read = counter, version = tonumber(read[7]),
-    rates = read[8] and unpack_of(read[8]) or false,
+    rates = read[8] and unpack_of(read[8]) or false, unmet = read[#fields] and unpack_of(read[#fields]) or false,
+    found_nothing = false,
   }
   if scope.pool then
     scope.pool[4] = scope.pool[4] or {}

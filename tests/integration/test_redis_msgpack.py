@@ -122,3 +122,21 @@ async def test_a_claim_decodes_no_rates_of_other_groups(server: redis.Redis) -> 
             await dispatcher.configure(Rules(RULES.services, version=1, groups=rates))
             lengths.add(server.hstrlen(dispatcher._scopes.key("service:s", "meta"), "rates"))
     assert len(lengths) == 1
+
+
+async def test_unchanged_rates_of_groups_are_read_at_once_and_not_written(server: redis.Redis) -> None:
+    counted = set()
+    for groups in (1, 300):
+        rates = {f"team-{number}": GroupRules(rate=Rate(10, None, 60.0)) for number in range(groups)}
+        async with _dispatcher() as dispatcher:
+            await dispatcher.configure(Rules(RULES.services, version=1, groups=rates))
+            before = _calls(server)
+            await dispatcher.configure(Rules(RULES.services, version=2, groups=rates))
+            counted.add(_calls(server) - before)
+    assert len(counted) == 1
+
+
+def _calls(server: redis.Redis) -> int:
+    """How often fields of hashes were read or written, by clients and scripts."""
+    counts: dict[str, dict[str, int]] = server.info("commandstats")
+    return sum(counts[f"cmdstat_{name}"]["calls"] for name in ("hget", "hmget", "hset") if f"cmdstat_{name}" in counts)

@@ -163,40 +163,54 @@ local function text(rate)
   return rate and table.concat(rate, ' ') or ''
 end
 
--- The rates of groups before this call, by path.
+-- The stored rates of groups, by path.
 local function old_group_rates()
-  local found = {}
-  for _, path in ipairs(rates.rated_paths()) do
-    found[path] = { unpack_of(call('HGET', META, 'rate:' .. path)) }
+  local paths, names_of_fields, found = rates.rated_paths(), {}, {}
+  for i, path in ipairs(paths) do
+    names_of_fields[i] = 'rate:' .. path
+  end
+  for i, stored in ipairs(read_many(META, names_of_fields)) do
+    found[paths[i]] = stored
   end
   return found
 end
 
+-- Apply the rates of groups. Returns whether one has changed.
+local function change_group_rates()
+  local old, written, gone = old_group_rates(), {}, {}
+  for path, rate in pairs(group_rates or NONE) do
+    local stored = pack(unpack(rate))
+    if stored ~= old[path] then
+      written[#written + 1], written[#written + 2] = 'rate:' .. path, stored
+      rates.change_group(path, rate)
+    end
+    old[path] = nil
+  end
+  for path in pairs(old) do
+    gone[#gone + 1] = 'rate:' .. path
+    rates.change_group(path, false)
+  end
+  call_many('HSET', META, written, 2)
+  call_many('HDEL', META, gone)
+  return #written + #gone > 0
+end
+
 -- Apply the rates of plans and groups. Returns the old rates of plans, and whether any of these rates has changed.
 local function change_member_rates()
-  local state, old_groups = rates.state, old_group_rates()
-  local old_plans, changed, units = state.q or NONE, false, false
-  for _, pair in ipairs({ { old_plans, plans or NONE }, { old_groups, group_rates or NONE } }) do
-    for _, both in ipairs({ { pair[1], pair[2] }, { pair[2], pair[1] } }) do
-      for name, rate in pairs(both[1]) do
-        changed = changed or text(rate) ~= text(both[2][name])
-      end
+  local state, changed, units = rates.state, change_group_rates(), false
+  local old, new = state.q or NONE, plans or NONE
+  for _, both in ipairs({ { old, new }, { new, old } }) do
+    for name, rate in pairs(both[1]) do
+      changed = changed or text(rate) ~= text(both[2][name])
     end
-    for _, rate in pairs(pair[2]) do
+  end
+  for _, rates_by_name in ipairs({ new, group_rates or NONE }) do
+    for _, rate in pairs(rates_by_name) do
       units = units or rate[2] < MIDDLE
     end
   end
-  for path, rate in pairs(group_rates or NONE) do
-    call('HSET', META, 'rate:' .. path, pack(unpack(rate)))
-    rates.change_group(path, rate)
-    old_groups[path] = nil
-  end
-  for path in pairs(old_groups) do
-    call('HDEL', META, 'rate:' .. path)
-    rates.change_group(path, false)
-  end
   state.q, state.g, state.z = plans, group_rates and true, units or nil
-  return old_plans, changed
+  return old, changed
 end
 local old_plans, member_rates_changed = NONE, false
 if rates then

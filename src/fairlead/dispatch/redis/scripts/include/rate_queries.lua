@@ -68,13 +68,12 @@ local function row_of(rows, kind, name, window)
   end
 end
 
--- The paths of all groups with a rate, in order.
+-- The paths of all groups with a rate.
 local function rated_paths()
   local paths = {}
   for _, field in ipairs(state.g and call('HKEYS', META) or NONE) do
     paths[#paths + 1] = string.match(field, '^rate:(.*)$')
   end
-  table.sort(paths, before)
   return paths
 end
 
@@ -197,7 +196,9 @@ local others = {
       if state.p and scope.pool_limit then
         row_of(rows, 'pool', '', state.p)
       end
-      for _, path in ipairs(rated_paths()) do
+      local paths = rated_paths()
+      table.sort(paths, before)
+      for _, path in ipairs(paths) do
         local found = user_window(service, '\1' .. path)
         if found then
           row_of(rows, 'group', path, found)

@@ -16,6 +16,7 @@ from fairlead.dispatch.port import Claim, Lease, Offer, Release, Renewal
 from fairlead.dispatch.redis import RedisDispatcher
 from fairlead.dispatch.redis.keys import scope_key
 from fairlead.domain.job import Hold
+from fairlead.domain.rates import Rate
 from fairlead.domain.rules import Rules, ServiceRules
 from fairlead.errors import Unavailable
 from tests.contract.dispatchers import FakeClock, QueueHarness
@@ -277,6 +278,21 @@ async def test_each_band_wakes_the_process_that_is_bound_to_it(
     for process, band in zip(bound, (1, 3), strict=True):
         (lease,) = await process.claim(5, *services, band=band)
         assert lease.job_id == f"in band {band}"
+
+
+async def test_a_wakeup_of_a_bound_process_parks_no_user(processes: list[Process]) -> None:
+    """Parking is written by then: a user that is parked later would lose its turns for good."""
+    gateway, first, second = processes
+    services = {"s": ServiceRules("s", limit=1, user_rate=Rate(1, None, 3600.0))}
+    for process in processes:
+        await process.dispatcher.configure(Rules(services, version=2))
+    assert await second.claim(5, "s", band=3) == []
+    await offering(gateway).offer("low", "ann", band=3)
+    (lease,) = await first.claim(1, "s", band=3)
+    await offering(gateway).offer("high", "bob", band=1)
+    await offering(gateway).offer("low2", "ann", band=3)
+    await first.dispatcher.release([Release(lease.name, "s")])
+    assert await gateway.dispatcher.check() == []
 
 
 async def test_a_dead_process_is_skipped_by_wakeups(processes: list[Process]) -> None:

@@ -161,6 +161,9 @@ local function wake(runnable)
   if not next(runnable) then
     return ''
   end
+  if rates then
+    rates.peek(true) -- a user that `waiter_for` parked would not be written
+  end
   local read, waiters, own = call('HGETALL', WAITERS), {}, {}
   for i = 1, #read, 2 do
     waiters[read[i]] = unpack_of(read[i + 1])

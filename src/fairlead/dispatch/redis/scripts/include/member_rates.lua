@@ -294,7 +294,6 @@ local function window_of_group(service, id)
   return found
 end
 
-
 -- A group or user was given another chance.
 local function reconsider(service, node)
   if byte(node[ID]) == 1 then

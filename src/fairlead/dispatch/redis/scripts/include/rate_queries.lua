@@ -1,5 +1,6 @@
 -- What claims do not need of rates: changes of the rules, restored calls, and queries. Included in a function of
 -- include/rates.lua, and created when the first of these is looked up.
+
 -- µs until `missing` requests (`at` 1) or units (`at` 2) are free: what is freed is used at once, and is free again
 -- after `per`. What is `taken` beyond `most`, by a step larger than the window or before the rate was lowered, is
 -- not used again.
@@ -81,7 +82,8 @@ local function user_window(service, id)
   return members and members.window(service, id)
 end
 
--- Count a call in the windows of its user and its groups, that of the user if `of_user`.
+-- Call `visit` with each window of a call's user and groups, its id, and whether the call counts there: in that of the user
+-- if `of_user`.
 local function visit_members(service, user_id, of_user, path, visit)
   local groups = path and members.rated_on_path(service, path) or NONE
   for i = (of_user or by_user) and 0 or 1, #groups do

@@ -131,7 +131,7 @@ class BothEngines(RuleBasedStateMachine):
         self.pool_rate = Rate(4, 20.0, 4.0)
         self.groups = dict(RULES_OF_GROUPS)
         self.plan_rates: dict[str, Rate] = {}
-        self.members_have_rates = False
+        self.groups_have_rates = self.plans_have_rates = False
         self.users_have_groups = False
         self.version = 0
         self.epoch = 1
@@ -163,13 +163,15 @@ class BothEngines(RuleBasedStateMachine):
             self.run(engine.close())
         self.loop.close()
 
-    @initialize(member_rates=st.booleans(), groups=st.booleans())
-    def open_all(self, member_rates: bool, groups: bool) -> None:
+    @initialize(group_rates=st.booleans(), plan_rates=st.booleans(), groups=st.booleans())
+    def open_all(self, group_rates: bool, plan_rates: bool, groups: bool) -> None:
         """With rates of plans and groups, users and groups are parked while many steps are granted at once. With
-        groups, most offers move their user to another one."""
-        self.members_have_rates, self.users_have_groups = member_rates, groups
-        if member_rates:
+        groups, most offers move their user to another one. With rates of groups only, claims look for no window of a
+        user."""
+        self.groups_have_rates, self.plans_have_rates, self.users_have_groups = group_rates, plan_rates, groups
+        if plan_rates:
             self.plan_rates = {"free": Rate(1, None, 4.0), "gold": Rate(3, 9.0, 8.0)}
+        if group_rates:
             self.groups["acme"] = replace(self.groups["acme"], rate=Rate(3, None, 4.0))
             self.groups["acme/blue"] = replace(self.groups["acme/blue"], rate=Rate(2, 5.0, 2.0))
         self.configure()
@@ -330,9 +332,10 @@ class BothEngines(RuleBasedStateMachine):
         group: tuple[str, GroupRules],
         plan: tuple[str, Rate | None],
     ) -> None:
-        self.groups[group[0]] = group[1] if self.members_have_rates else replace(group[1], rate=None)
-        if self.members_have_rates:
-            self.plan_rates = {name: rate for name, rate in [*self.plan_rates.items(), plan] if rate is not None}
+        self.groups[group[0]] = group[1] if self.groups_have_rates else replace(group[1], rate=None)
+        if self.plans_have_rates:
+            changed = dict([*self.plan_rates.items(), plan])
+            self.plan_rates = {name: rate for name, rate in changed.items() if rate is not None}
         self.rules["pool-part"] = replace(self.rules["pool-part"], pooled_regions=pooled)
         self.rules[service] = replace(self.rules[service], **changes)
         self.pool_limit = pool_limit

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import re
 import shlex
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import typer.main
 import yaml
+from tests.integration.cli_process import fairlead
 
 from fairlead.cli.root import app
 from fairlead.config import load
@@ -44,9 +43,9 @@ def test_modules_import(page: Path, tmp_path: Path) -> None:
         (tmp_path / title).write_text(body, encoding="utf-8")
     for module in sorted(tmp_path.glob("*.py")):
         tests = ["-m", "pytest", "-q", "-o", "asyncio_mode=auto", "-p", "no:cacheprovider", module.name]
-        how = tests if module.stem.startswith("test_") else ["-c", f"import {module.stem}"]
-        ended = subprocess.run([sys.executable, *how], cwd=tmp_path, capture_output=True, text=True, check=False)
-        assert ended.returncode == 0, ended.stdout + ended.stderr
+        once = ["-m", "timeit", "-n", "1", "-r", "1", f"import {module.stem}"]
+        ended = fairlead(*(tests if module.stem.startswith("test_") else once), cwd=tmp_path)
+        assert ended.code == 0, ended.out + ended.err
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

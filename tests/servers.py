@@ -228,7 +228,9 @@ def _connection(url: str) -> psycopg.Connection:
     """A connection that is kept: the server needs 10 ms for each new one."""
     import psycopg
 
-    return psycopg.connect(direct(url), autocommit=True)
+    connection = psycopg.connect(direct(url), autocommit=True)
+    atexit.register(connection.close)
+    return connection
 
 
 def _empty(connection: psycopg.Connection) -> None:

@@ -103,7 +103,7 @@ local function issue(service, job, step, run, user, estimate, charged, band, reg
   jobs[count], lease_names[count], runs[count] = job, name, run
   reply[n + 1], reply[n + 2], reply[n + 3], reply[n + 4] = name, job, step, run
   reply[n + 5], reply[n + 6], reply[n + 7] = number_of[service] or first_lease(service), user_id, region
-  reply[n + 8], reply[n + 9], reply[n + 10] = charged, weight % 1 == 0 and weight or weight_text(weight), band
+  reply[n + 8], reply[n + 9], reply[n + 10] = charged, weight_text(weight), band
 end
 
 -- Functions that only some scopes need are created only in those branches: creating a function costs 0.3 µs per call of

@@ -451,7 +451,7 @@ local function rate_waits(service, entry, lane, demand, own)
       first = math.min(first or wait, wait)
     end
   end
-  local found = rates.user_window(service, entry.user)
+  local found = rates.member_window(service, entry.user)
   local alike = with_ahead(demand, own, (own - 1) * demand.own, (own - 1) * demand.own_use)
   return math.max(waits, first or 0), found and rates.window_wait(found, alike, duration) or 0
 end

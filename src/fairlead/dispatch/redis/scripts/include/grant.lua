@@ -64,15 +64,15 @@ local function vacate(service, slot, region)
 end
 
 -- The name of the lease with this number. Successive ones differ in their last digit, so the others are formatted once.
-local first_of_names, first_numbers = nil, -1
+local name_prefix, prefix_of = nil, -1
 local function lease_name(number, last)
   local digit = number % 10
   local numbers = number - digit
-  if numbers ~= first_numbers then
-    first_of_names = format(number < 10 and '%d:' or '%d:%d', scope.epoch or 0, numbers / 10)
-    first_numbers = numbers
+  if numbers ~= prefix_of then
+    name_prefix = format(number < 10 and '%d:' or '%d:%d', scope.epoch or 0, numbers / 10)
+    prefix_of = numbers
   end
-  return first_of_names .. char(48 + digit) .. last
+  return name_prefix .. char(48 + digit) .. last
 end
 
 -- `stored` are the packed values: job, step, run, user, worker, granted, region or false, charge, weight, band,

@@ -9,7 +9,7 @@
 --
 --- @const HIGHEST 1e300
 -- An empty list that takes four values without growing, in half the time
---- @const FOUR {nil,nil,nil,nil}
+--- @const FOUR_SLOTS {nil,nil,nil,nil}
 
 local function sorts_before(sort_key, id, other, other_id)
   return sort_key < other or (sort_key == other and before(id, other_id))
@@ -52,15 +52,15 @@ end
 
 -- A level with these heads, up to the first one of another band. Its sort keys are set by `read_sort_keys`.
 local function new_level(prefix, quota, heads)
-  local ids, id_at, first = FOUR, #prefix + 18, byte(heads[1])
+  local ids, id_at, first = FOUR_SLOTS, #prefix + 18, byte(heads[1])
   for i = 1, #heads do
     if byte(heads[i]) ~= first then
       break
     end
     ids[i] = sub(heads[i], id_at)
   end
-  return { prefix = prefix, quota = quota, each = math.ceil(quota / #ids), ids = ids, sort_keys = FOUR, at = 1,
-    again = FOUR, again_keys = FOUR, first = 1, sorted = 0, last = 0, least = HIGHEST, more = #ids >= quota }
+  return { prefix = prefix, quota = quota, each = math.ceil(quota / #ids), ids = ids, sort_keys = FOUR_SLOTS, at = 1,
+    again = FOUR_SLOTS, again_keys = FOUR_SLOTS, first = 1, sorted = 0, last = 0, least = HIGHEST, more = #ids >= quota }
 end
 
 -- The sort keys of these heads, which begin at `known` + 1. Records that were read have them as numbers; to convert the

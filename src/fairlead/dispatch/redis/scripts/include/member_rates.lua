@@ -156,9 +156,9 @@ local function append_of_group(group)
 end
 
 -- A member's window; nil if the member has none. With `rate`, it is created if needed.
-local function user_window(service, user_id, rate)
-  local members = service.windows
-  local found = members[user_id]
+local function member_window(service, user_id, rate)
+  local known = service.windows
+  local found = known[user_id]
   if found == nil then
     local index = service.texts[user_id]
     if index then
@@ -175,12 +175,12 @@ local function user_window(service, user_id, rate)
       local stored = key and call('HGET', RATES, key)
       found = stored and window_from(key, stored)
     end
-    members[user_id] = found
+    known[user_id] = found
   end
   if not found and rate then
     found = new_window(rate)
     found[W_KEY] = service.name .. '\0' .. user_id
-    members[user_id], state.n, pack_now = found, state.n + 1, true
+    known[user_id], state.n, pack_now = found, state.n + 1, true
   end
   return found or nil
 end
@@ -190,11 +190,11 @@ local function read_windows(service, ids)
   if state.n == 0 then
     return
   end
-  local members, of_service, prefix, last, count = service.windows, service.texts, service.name .. '\0', text_count, 0
+  local known, of_service, prefix, last, count = service.windows, service.texts, service.name .. '\0', text_count, 0
   local keys = last == 0 and text_keys or {}
   for i = 1, #ids do
     local id = ids[i]
-    if not of_service[id] and members[id] == nil then
+    if not of_service[id] and known[id] == nil then
       count = count + 1
       of_service[id] = last + count
       keys[count] = prefix .. id
@@ -275,7 +275,7 @@ end
 local function take_plan(service, user_id, plan, found)
   local rate = plan and state.q and state.q[plan] or service.rates.u
   if not found then
-    found = rate and user_window(service, user_id, rate)
+    found = rate and member_window(service, user_id, rate)
   end
   if found and not (rate and has_rate(found, rate)) then
     take_rate(found, rate or nil) -- the user has another plan now
@@ -287,7 +287,7 @@ end
 -- The window of a group, created if needed, with the rate that the group has now.
 local function window_of_group(service, id)
   local rate = group_rate(sub(id, 2))
-  local found = user_window(service, id, rate)
+  local found = member_window(service, id, rate)
   if not has_rate(found, rate) then
     take_rate(found, rate)
   end
@@ -327,7 +327,7 @@ local function advance_members()
   for _, key in ipairs(state.n > 0 and call('ZRANGEBYSCORE', RATED, '-inf', format('%d', now)) or NONE) do
     local name, user_id = string.match(key, '^(%Z*)%z(.*)$')
     local service = by_name[name]
-    local window = service and user_window(service, user_id)
+    local window = service and member_window(service, user_id)
     if window then
       looks[#looks + 1] = { look_of(window, read_user(service, user_id)), key, service, user_id, window }
     end
@@ -371,7 +371,7 @@ local function hold_member(service, user_id, units, groups)
     local id = groups[i] or user_id
     local found = read[id]
     if found == nil then
-      found = user_window(service, id)
+      found = member_window(service, id)
     end
     if found and not window_fits(found, units) then
       return hold(service, id, found, units)
@@ -414,7 +414,7 @@ rates.take = function(service, user, cost, plan)
     if not text then
       found = service.windows[id]
       if found == nil then
-        found = user_window(service, id)
+        found = member_window(service, id)
       end
       if found and (found[W_USED] >= found[W_REQUESTS]
         or found[W_UNITS] < MIDDLE and not units_fit(found, limited)) then
@@ -432,7 +432,7 @@ rates.take = function(service, user, cost, plan)
       end
       if not (group and group[1] and group[3] > 0 and units <= group[4]) then
         local id = groups[i]
-        local of_group = service.windows[id] or user_window(service, id)
+        local of_group = service.windows[id] or member_window(service, id)
         if of_group and (of_group[W_USED] >= of_group[W_REQUESTS]
           or of_group[W_UNITS] < MIDDLE and not units_fit(of_group, limited)) then
           hold(service, id, of_group, limited)
@@ -521,7 +521,7 @@ local function ended_of_user(service, user, refund, used, mask, units, sent_at, 
   end
   local found = service.windows[id]
   if found == nil then
-    found = user_window(service, id)
+    found = member_window(service, id)
   end
   if found then
     if mask % 16 >= 8 then
@@ -554,7 +554,7 @@ local function ended_of_groups(service, path, refund, used, units, sent_at, repo
         give_chance(node)
       end
     else
-      local found = service.windows[id] or user_window(service, id)
+      local found = service.windows[id] or member_window(service, id)
       if found then
         local end_in = refund and not reported and close or window_ended
         end_in(found, units, used, sent_at, reported)
@@ -569,7 +569,7 @@ local function ended_of_groups(service, path, refund, used, units, sent_at, repo
 end
 
 members = {
-  window = user_window, score = score, changed = changed, reconsider = reconsider, has_rate = has_rate,
+  window = member_window, score = score, changed = changed, reconsider = reconsider, has_rate = has_rate,
   group_rate = group_rate, group_rates = group_rates, rated_on_path = rated_on_path, take_plan = take_plan,
   window_of_group = window_of_group, advance = advance_members, ended_of_user = ended_of_user,
   ended_of_groups = ended_of_groups,
@@ -578,7 +578,7 @@ members = {
   granted = function(service, user_id, plan, mask, units)
     local groups = rated_groups(service, user_id)
     if service.rates.u or state.q then
-      local found = take_plan(service, user_id, plan, user_window(service, user_id))
+      local found = take_plan(service, user_id, plan, member_window(service, user_id))
       if found then
         mask = mask + 8
         open(found, units)

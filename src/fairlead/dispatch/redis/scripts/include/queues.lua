@@ -49,7 +49,7 @@ local function stored_user(user)
     end
     lane, steps, sort_key, more = more, second_steps, second_key, third
   end
-  if more or not sort_key then
+  if more or not sort_key then -- more than one lane or none, no head, or a group
     lanes, steps, mark, sort_key = lane and pack(unpack(user, group == '' and LANES or MEMBER_LANES)) or '', '', '', ''
   else
     lanes, steps = packed[lane], packed[steps]

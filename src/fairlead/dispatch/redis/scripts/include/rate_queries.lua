@@ -78,7 +78,7 @@ local function rated_paths()
   return paths
 end
 
-local function user_window(service, id)
+local function member_window(service, id)
   return members and members.window(service, id)
 end
 
@@ -97,7 +97,7 @@ end
 
 local others = {
   rates_of = rates_of, take_rate = take_rate, new_window = new_window, window_wait = window_wait,
-  user_window = user_window, rated_paths = rated_paths,
+  member_window = member_window, rated_paths = rated_paths,
 
   changed = function()
     pack_now = true
@@ -201,7 +201,7 @@ local others = {
       local paths = rated_paths()
       table.sort(paths, before)
       for _, path in ipairs(paths) do
-        local found = user_window(service, '\1' .. path)
+        local found = member_window(service, '\1' .. path)
         if found then
           row_of(rows, 'group', path, found)
         end

@@ -386,3 +386,25 @@ async def test_a_service_that_became_fifo_does_not_keep_the_calls_of_another_in_
     assert await uses(queue) == {"acme": 2}
     queue.clock.advance(2 * WINDOW)
     assert await uses(queue) == {}
+
+
+@pytest.mark.parametrize("of", ["plan", "group", "user"])
+async def test_calls_that_run_while_a_rate_is_removed_do_not_count_when_it_is_set_again(
+    queue: QueueHarness, of: str
+) -> None:
+    async def set_rate(rate: Rate | None) -> None:
+        queue.plan_rates = {"free": rate} if of == "plan" and rate else {}
+        groups = {"acme": GroupRules(rate=rate if of == "group" else None)}
+        await queue.configure(replace(WIDE, user_rate=rate if of == "user" else None), groups=groups)
+
+    await queue.open(WIDE)
+    await set_rate(TWO)
+    await fill(queue, "ann", each=9, plan="free", group="acme")
+    running = await queue.claim(9)
+    assert len(running) == 2
+    await set_rate(None)
+    await end_all(queue, running[:1])
+    await set_rate(TWO)
+    await end_all(queue, running[1:])
+    assert await claimed_users(queue) == {"ann": 2}
+    assert await queue.dispatcher.check() == []

@@ -217,6 +217,18 @@ async def test_the_last_weight_offered_is_the_one_that_counts(queue: QueueHarnes
     assert (lease.job_id, lease.weight, lease.charged) == ("a0", 4.0, SECOND // 4)
 
 
+@pytest.mark.parametrize("weight", [5e-324, 1e-300, 1e-12])
+async def test_a_user_of_a_tiny_weight_is_last_and_does_not_block_the_queue(queue: QueueHarness, weight: float) -> None:
+    await queue.open(ServiceRules("s", limit=9))
+    await queue.offer_all([f"a{i}" for i in range(3)], "ann", weight=weight)
+    await queue.offer_all([f"b{i}" for i in range(3)], "bob")
+    first = await queue.claim(3)
+    assert [lease.job_id for lease in first] == ["a0", "b0", "b1"]
+    queue.clock.advance(2.0)
+    await queue.dispatcher.release([Release(lease.name, "s") for lease in first])
+    assert await queue.claimed(3) == ["b2", "a1", "a2"]
+
+
 @pytest.mark.parametrize("weight", [0.0, -1.0, float("nan")])
 async def test_an_invalid_weight_does_not_block_the_queue(queue: QueueHarness, weight: float) -> None:
     await queue.open(FAIR)

@@ -376,3 +376,30 @@ async def test_an_offer_queries_no_scope_that_cannot_hold_its_job(queue: QueueHa
 def scripts_called() -> int:
     stats: dict[str, dict[str, int]] = own_server().info("commandstats")  # type: ignore[assignment]
     return stats["cmdstat_evalsha"]["calls"]
+
+
+WORN = """
+local state = { cmsgpack.unpack(redis.call('HGET', KEYS[1], 'state:s')) }
+state[4] = 5500000000000000
+redis.call('HSET', KEYS[1], 'state:s', cmsgpack.pack(unpack(state)))
+"""
+"""Sets the virtual time of band 2 to 174 years."""
+
+
+async def test_virtual_times_of_too_many_digits_cause_a_rebuild() -> None:
+    dispatcher = RedisDispatcher(server_url(), prefix=f"test-{secrets.token_hex(6)}")
+    queue, meta = QueueHarness(dispatcher, FakeClock()), dispatcher._scopes.key("service:s", "meta")
+    server = redis.Redis.from_url(server_url())
+    await queue.open(ServiceRules("s", limit=9))
+    server.eval(WORN, 1, meta)
+    await queue.offer_all("abc")
+    assert await queue.claimed(1) == ["a"]
+    assert server.hget(meta, "open") == b"lost"
+    assert await queue.claimed(1) == []
+    await dispatcher.close_scope("service:s", 2)
+    await dispatcher.open_scope("service:s", 2)
+    await queue.offer_all("bc")
+    assert await queue.claimed(2) == ["b", "c"]
+    assert server.hget(meta, "open") == b"1"
+    server.close()
+    await dispatcher.close()

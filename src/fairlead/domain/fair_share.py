@@ -30,10 +30,15 @@ def micros(seconds: float) -> int:
     return rounded if rounded > 0 else 0
 
 
+MOST_CHARGED = 10**13
+"""The slot time of 115 days at weight 1. Virtual times have to remain numbers that Redis sorts as text."""
+
+
 def charge(cost: int, weight: float) -> int:
     """The virtual time that one grant adds to its user. It is at least 1, so that every grant moves the user back in
     the order."""
-    return int(cost / weight) or 1
+    charged = cost / weight
+    return int(charged) or 1 if charged < MOST_CHARGED else MOST_CHARGED
 
 
 def smoothed(mean: int | None, measured: int) -> int:

@@ -310,7 +310,7 @@ def _waiting(service: Service, lanes: list[Lane]) -> Iterator[Waiting]:
     for user_id, queue in lanes[0].queues.items():
         user = users[user_id]
         estimate = expected if user.mean is None else user.mean
-        yield user_id, len(queue), estimate, int(estimate / user.weight) or 1
+        yield user_id, len(queue), estimate, charge(estimate, user.weight)
 
 
 def _of_user(service: Service, user_id: str, lanes: list[Lane]) -> Waiting:

@@ -36,6 +36,7 @@ end
 -- The stored values: pack(unpack(user, WEIGHT)), but in half the time.
 --- @const NOT_NEW '\194\194\194\194'
 --- @const SORT_KEY '\176'
+--- @const LAST_KEY '9999999999999999'
 local in_group = {} -- the packed values of a user's lane `@`, by group
 local function stored_user(user)
   local weight, waiting, running, mean, parked, t0, t1, t2, t3, n0, n1, n2, n3, lane, steps, sort_key, more, second_steps,
@@ -218,6 +219,9 @@ local function update_heads(service, user)
         -- Newcomers' numbers are not raised by MIDDLE, so they sort before every tag.
         local band = byte(lane) - 48
         sort_key = format('%016d', user[NEW + band] or user[TAG + band] + MIDDLE)
+        if #sort_key > 16 then -- after years: the virtual times of a rebuilt queue begin at 0
+          sort_key, scope.worn_out = LAST_KEY, true
+        end
       end
     end
     if sort_key ~= old_key then
@@ -422,8 +426,12 @@ local function park_or_unpark(service, user)
   end
 end
 
+--- @const MOST_CHARGED 10000000000000
 local function charge(cost, weight)
   local charged = cost / weight
+  if charged >= MOST_CHARGED then
+    return MOST_CHARGED
+  end
   charged = charged - charged % 1
   return charged > 1 and charged or 1
 end

@@ -133,6 +133,10 @@ local function save(passed_over)
       add_state(fields, service)
     end
   end
+  if scope.worn_out then
+    fields[#fields + 1] = 'open'
+    fields[#fields + 1] = 'lost'
+  end
   if scope.pool_limit then
     fields[#fields + 1] = 'pool'
     fields[#fields + 1] = pack(scope.pool)

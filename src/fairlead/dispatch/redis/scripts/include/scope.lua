@@ -358,7 +358,7 @@ local function load_scope()
     pool = read[5] and unpack_of(read[5]) or pool_limit and new_pool() or false,
     counter = counter, counter_read = counter, version = tonumber(read[7]),
     rates = read[8] and unpack_of(read[8]) or false, unmet = read[#fields] and unpack_of(read[#fields]) or false,
-    found_nothing = false,
+    found_nothing = false, worn_out = false,
   }
   if scope.pool then
     scope.pool[4] = scope.pool[4] or {}

@@ -53,19 +53,20 @@ async def test_a_call_that_has_ended_leaves_no_work_for_the_garbage_collector(
     async def double(call: Call) -> int:
         return int(call.params["n"]) * 2
 
-    def runs() -> int:
-        return sum(type(each) is StepRun for each in gc.get_objects())
+    def runs() -> list[StepRun]:
+        return [each for each in gc.get_objects() if type(each) is StepRun]
 
     async with app.running():
         gc.collect()
         gc.disable()
+        others = {id(run): run for run in runs()}  # of earlier tests; kept, so that no new one gets the same id
         try:
             jobs = [await app.submit("double", {"n": n}) for n in range(4)]
             assert [await job.result(timeout=PATIENCE) for job in jobs] == [0, 2, 4, 6]
             until = time.monotonic() + PATIENCE
-            while runs() and time.monotonic() < until:  # the slot of the last one is being released
-                await asyncio.sleep(0.01)
-            assert runs() == 0
+            while any(id(run) not in others for run in runs()) and time.monotonic() < until:
+                await asyncio.sleep(0.01)  # the slot of the last one is being released
+            assert all(id(run) in others for run in runs())
         finally:
             gc.enable()
 

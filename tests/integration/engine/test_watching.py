@@ -27,6 +27,9 @@ async def test_positions_are_sent_and_decrease(make_app: Callable[..., Fairlead]
         holder = await app.submit("one")
         await reaches(app, holder.id, JobStatus.RUNNING)
         jobs = [await app.submit("one") for _ in range(3)]
+        async with asyncio.timeout(PATIENCE):
+            while (await jobs[2].get()).position is None:  # the outbox has it until the queue is built
+                await asyncio.sleep(0.01)
         assert [(await job.get()).position for job in jobs] == [1, 2, 3]
         await jobs[0].cancel()
         assert [(await job.get()).position for job in jobs[1:]] == [1, 2]

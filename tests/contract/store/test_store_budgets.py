@@ -388,7 +388,7 @@ async def test_parallel_starts_and_ends_never_exceed_a_budget_by_more_than_the_c
     assert counters["hourly", ""].used == total
     for user_id in {row.user_id for row in rows}:
         assert counters["each", user_id].used == sum(row.tokens_out or 0 for row in rows if row.user_id == user_id)
-    assert 100 <= total <= 100 + 8 * 6
+    assert 100 - 8 * 3 <= total <= 100 + 8 * 6  # a step may be held for what others reserved and did not use
     assert held == 90 - len(rows)
 
 

@@ -389,8 +389,8 @@ class Batches:
 
     async def _moved(self, batch_id: str, statuses: Sequence[JobStatus], prepare: Prepare) -> AsyncIterator[int]:
         """Apply a transition to every item with one of these statuses. Yields the number of moved items after each
-        commit. Items that another process changed at the same time are read and tried again, unless
-        that process has started a new round of the item's job."""
+        commit. Items that another process changed at the same time are read and tried again, unless that process has
+        started a new round of the item's job."""
         after = -1
         while items := await self._runtime.store.batch_items(batch_id, statuses=statuses, after=after, limit=AT_A_TIME):
             after = items[-1].number

@@ -38,11 +38,11 @@ class AsyncTurnCalls(ABC):
         cost: float | None = None,
     ) -> AsyncTurn:
         """Return a turn for a `with` block: it waits for a slot of the service, and holds the slot until the block
-        ends. `on_position` is called with the position in the queue whenever it changes. `cost` is what
-        the work is expected to cost, in the unit of the service. Raises TurnTimeout after
-        `wait_timeout` seconds of waiting, and TurnEnded if the turn ends in another way before it gets the slot. If the
-        slot is lost, `lost` is set. An asynchronous block is then cancelled at once; the code in a synchronous block
-        has to stop by itself. Either way, TurnLost is raised at the end of the block."""
+        ends. `on_position` is called with the position in the queue whenever it changes. `cost` is what the work is
+        expected to cost, in the unit of the service. Raises TurnTimeout after `wait_timeout` seconds of waiting, and
+        TurnEnded if the turn ends in another way before it gets the slot. If the slot is lost, `lost` is set. An
+        asynchronous block is then cancelled at once; the code in a synchronous block has to stop by itself. Either way,
+        TurnLost is raised at the end of the block."""
         request = turn_calls.request_of(service, user_id, wait_timeout, priority, metadata, cost)
         return AsyncTurn(self, request, on_position)
 

@@ -219,6 +219,8 @@ class Wakeups:
                 if met:
                     turned.add(service.name)
                     bands -= met
+                if not bands:
+                    del self.unmet[service.name]
         return turned
 
     def _turned_in(self, pool: Pool) -> set[str]:

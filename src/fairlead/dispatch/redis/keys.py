@@ -10,11 +10,12 @@ it may touch. Band and lane are part of members rather than of keys, so the numb
 
 One of each per scope, `fairlead:{service:s}:...` or `fairlead:{pool:p}:...`:
 
-    meta       epoch, open (1; 0: being rebuilt; lost: a key has vanished and a rebuild is due), version, services,
-               pool_limit, counter (of lease names), and rules:<service>, state:<service>, kept:<service> (in the
-               formats of include/scope.lua), costs:<service> (include/costs.lua), pool (the fair share of its
-               services), rates (include/rates.lua), rate:<group> (include/member_rates.lua), unmet (by service, the
-               bands in which a worker that is bound to them has found nothing since the last wakeup)
+    meta       epoch, open (1; 0: being rebuilt; lost: a rebuild is due, because a key has vanished or virtual times
+               have too many digits), version, services, pool_limit, counter (of lease names), and rules:<service>,
+               state:<service>, kept:<service> (in the formats of include/scope.lua), costs:<service>
+               (include/costs.lua), pool (the fair share of its services), rates (include/rates.lua), rate:<group>
+               (include/member_rates.lua), unmet (by service, the bands in which a worker that is bound to them has
+               found nothing since the last wakeup)
     waiters    processes with unused budget: process -> time of registration, time of the last wakeup, services, and
                the bands, if it does not claim from all
     workers    of a pool: w:<worker> -> its last claim, s:<worker> -> its unused budget

@@ -38,7 +38,7 @@ def charge(cost: int, weight: float) -> int:
     """The virtual time that one grant adds to its user. It is at least 1, so that every grant moves the user back in
     the order."""
     charged = cost / weight
-    return int(charged) or 1 if charged < MOST_CHARGED else MOST_CHARGED
+    return (int(charged) or 1) if charged < MOST_CHARGED else MOST_CHARGED
 
 
 def smoothed(mean: int | None, measured: int) -> int:
